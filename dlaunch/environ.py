@@ -1,0 +1,76 @@
+"""The variables that a worker sees: torchrun's contract, in one pure function.
+
+Source: torch 2.13 ``torch/distributed/elastic/agent/server/local_elastic_agent.py`` for names and meanings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PRIVATE_PREFIX = "_DLAUNCH_"  # between dlaunch's own processes; a worker never sees one
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One worker's place in the world of a round."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    group_rank: int = 0
+    group_world_size: int = 1
+    role: str = "default"
+    role_rank: int = 0
+    role_world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the workers of a round meet (their TCPStore)."""
+
+    address: str
+    port: int
+    served_by_agent: bool  # else rank 0 serves it
+
+
+def worker_environment(
+    place: Place,
+    meeting: Meeting,
+    *,
+    run_id: str,
+    restart_count: int,
+    max_restarts: int,
+    error_file: str,
+    signals: str,
+    inherited: Mapping[str, str],
+    virtual_local_rank: bool = False,
+) -> dict[str, str]:
+    """What is set for a worker on top of the environment that it inherits."""
+    local_rank = 0 if virtual_local_rank else place.local_rank
+    variables = {
+        "RANK": place.rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": place.world_size,
+        "LOCAL_WORLD_SIZE": place.local_world_size,
+        "GROUP_RANK": place.group_rank,
+        "GROUP_WORLD_SIZE": place.group_world_size,
+        "ROLE_NAME": place.role,
+        "ROLE_RANK": place.role_rank,
+        "ROLE_WORLD_SIZE": place.role_world_size,
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": meeting.port,
+        "TORCHELASTIC_RESTART_COUNT": restart_count,
+        "TORCHELASTIC_MAX_RESTARTS": max_restarts,
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": meeting.served_by_agent,
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if "OMP_NUM_THREADS" not in inherited and place.local_world_size > 1:
+        variables["OMP_NUM_THREADS"] = 1
+    if virtual_local_rank and (visible := inherited.get("CUDA_VISIBLE_DEVICES", "")):
+        variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place.local_rank]
+    return {name: str(value) for name, value in variables.items()}

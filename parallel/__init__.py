@@ -1,0 +1,1 @@
+"""The training library: data-parallel modules over torch.distributed."""

@@ -1,0 +1,48 @@
+# One command per intent; `make help` lists them. Everything runs in a virtual environment that is made on first use.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench chaos docs clean
+
+help:  ## list the commands
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "make: Python 3.10 or newer is needed; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "make: no virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples]'
+	@touch $@
+
+setup: $(READY)  ## make the virtual environment (the other commands do it by themselves)
+
+demo: $(READY)  ## train a classifier on two workers, kill one on the way, see the job go on (ARGS=--no-chaos: straight)
+	$(BIN)/python examples/demo.py $(ARGS)
+
+test: $(READY)  ## run the tests (under 10 minutes on two cores; ARGS=... goes to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)  ## lint, format, types, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+bench: $(READY)  ## measure against torchrun in one run: ratios, medians (ARGS=--help for a part of it)
+	$(BIN)/python benchmarks/launcher.py $(ARGS)
+
+chaos: $(READY)  ## 200 seeded kills and stops of real processes; nothing may be left (SEED=1 COUNT=200)
+	$(BIN)/python benchmarks/chaos.py --seed $(or $(SEED),1) --count $(or $(COUNT),200) $(ARGS)
+
+docs: $(READY)  ## write the generated parts of the docs anew (the tests fail when they are stale)
+	$(BIN)/python docs/generate.py
+
+clean:  ## remove what the commands above made
+	rm -rf $(VENV) .demo bench-results .mypy_cache .ruff_cache .pytest_cache .hypothesis dlaunch.egg-info build

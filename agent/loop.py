@@ -1,0 +1,321 @@
+"""The agent's shell: turns what happens into events for the machine, and performs the actions that it returns."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+from collections import deque
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from dlaunch import frames
+from dlaunch.clock import now
+from dlaunch.errors import ConfigurationError
+from dlaunch.outcome import ExitStatus, Outcome
+from dlaunch.spec import JobSpec, StartMethod
+
+from .actions import (
+    Abandon,
+    Action,
+    CancelTimer,
+    DestroyStarter,
+    Finish,
+    ForwardSignal,
+    KillWorkers,
+    Say,
+    SetTimer,
+    SignalWorkers,
+    SpawnGroup,
+    StartStarter,
+    Sweep,
+)
+from .channel import exception_from_file
+from .console import Console
+from .events import (
+    Begin,
+    Event,
+    SignalArrived,
+    StarterLost,
+    StarterReady,
+    StarterRefused,
+    StoreExited,
+    Swept,
+    TimerFired,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerStarted,
+)
+from .family import handles
+from .group import Worker, WorkerGroup
+from .layout import RunDirectory
+from .machine import Machine
+from .oom import oom_kills
+from .pump import OutputPump
+from .record import RunRecord
+from .signals import SignalSource
+from .starter import Starter
+
+LAST_LINES = 20  # of a failed worker's output, kept for the report
+
+
+class Loop:
+    """One run on one node, from Begin to Finish. Single-threaded."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        local_world_size: int,
+        console: Console,
+        machine: Machine,
+        directory: RunDirectory,
+        record: RunRecord,
+    ) -> None:
+        self._spec = spec
+        self._size = local_world_size
+        self._console = console
+        self._machine = machine
+        self._directory = directory
+        self._record = record
+        self._selector = selectors.DefaultSelector()
+        self._pump = OutputPump(spec.output, console, self._selector)
+        self._events: deque[Event] = deque()
+        self._timers: dict[str, float] = {}
+        self._starter: Starter | None = None
+        self._method = spec.start_method
+        self._starter_has_torch = False
+        self._starter_status: ExitStatus | None = None
+        self._group: WorkerGroup | None = None
+        self._next_id = 0
+        self._oom_kills: int | None = None
+        self._late_variables: set[str] = set()
+        self._outcome: Outcome | None = None
+
+    def run(self, signals: SignalSource) -> Outcome:
+        """Run the job to its end; nothing of it lives when this returns or raises."""
+        self._watch(signals.socket, lambda: self._events.extend(SignalArrived(n) for n in signals.read()))
+        self._events.append(Begin())
+        try:
+            while self._outcome is None:
+                self._handle_events()
+                if self._outcome is None:
+                    self._wait()
+            return self._outcome
+        finally:
+            self._end_starter()
+            self._close_group()
+            self._pump.close_all()
+            self._selector.close()
+
+    # --- the queue -----------------------------------------------------------------------------------------------
+
+    def _handle_events(self) -> None:
+        while self._events and self._outcome is None:
+            event = self._events.popleft()
+            for action in self._machine.handle(event, now()):
+                self._perform(action)
+
+    def _wait(self) -> None:
+        timeout = max(0.0, min(self._timers.values()) - now()) if self._timers else None
+        for key, _mask in self._selector.select(timeout):
+            callback: Callable[[], Any] = key.data
+            callback()
+        for name, at in sorted(self._timers.items(), key=lambda item: item[1]):
+            if at <= now():
+                del self._timers[name]
+                self._events.append(TimerFired(name))
+
+    def _watch(self, source: Any, callback: Callable[[], Any]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, callback)
+
+    # --- actions -------------------------------------------------------------------------------------------------
+
+    def _perform(self, action: Action) -> None:  # noqa: PLR0912  -- one case for each action
+        match action:
+            case StartStarter(method):
+                self._start_starter(method)
+            case SpawnGroup(attempt):
+                self._spawn_group(attempt)
+            case SignalWorkers(signum, local_ranks):
+                self._ask_for(local_ranks, "signal", signal=int(signum))
+            case ForwardSignal(signum, local_ranks):
+                self._forward(signum, local_ranks)
+            case KillWorkers(local_ranks):
+                self._ask_for(local_ranks, "kill")
+            case Sweep(gentle_s):
+                self._ask("sweep", gentle_s=gentle_s)
+            case DestroyStarter():
+                if self._starter:
+                    self._starter.destroy()
+            case SetTimer(name, at):
+                self._timers[name] = at
+            case CancelTimer(name):
+                self._timers.pop(name, None)
+            case Say(text):
+                self._console.notice(text)
+            case Abandon(sentence, fix):
+                raise ConfigurationError(sentence, fix)
+            case Finish(outcome):
+                self._outcome = outcome
+            case _:
+                assert_never(action)
+
+    def _start_starter(self, method: StartMethod) -> None:
+        self._end_starter()
+        self._method = method
+        self._starter_status = None
+        self._next_id = 0
+        self._starter = starter = Starter(self._spec, method)
+        self._watch(starter.socket, self._hear_starter)
+        self._watch(starter.guard_socket, self._hear_guard)
+
+    def _spawn_group(self, attempt: int) -> None:
+        assert self._starter
+        self._close_group()
+        self._oom_kills = oom_kills()
+        self._group = group = WorkerGroup(self._spec, self._size, attempt, attempt, self._next_id)
+        self._next_id = group.next_id
+        group.open_meeting(self._starter, self._method, self._starter_has_torch)
+        for worker in group.spawn(self._starter, self._directory, self._pump):
+            self._watch(worker.channel.socket, lambda worker=worker: self._hear_worker(worker))
+        self._record.attempt_started(attempt)
+
+    def _ask(self, kind: str, **fields: object) -> None:
+        if self._starter:
+            self._starter.ask({"kind": kind, **fields})
+
+    def _ask_for(self, local_ranks: tuple[int, ...], kind: str, **fields: object) -> None:
+        for local_rank in local_ranks:
+            if self._group and local_rank in self._group.workers:
+                self._ask(kind, id=self._group.workers[local_rank].id, **fields)
+
+    def _forward(self, signum: int, local_ranks: tuple[int, ...]) -> None:
+        workers = [self._group.workers[n] for n in local_ranks] if self._group else []
+        ready = [worker for worker in workers if worker.pid and handles(worker.pid, signum)]
+        self._ask_for(tuple(worker.place.local_rank for worker in ready), "signal", signal=int(signum))
+        if len(ready) < len(workers):
+            left_out = ", ".join(str(worker.place.rank) for worker in workers if worker not in ready)
+            name = signal.Signals(signum).name
+            self._console.notice(f"{name} was not passed to rank {left_out}: no handler there, it would end the job")
+
+    # --- what is heard -------------------------------------------------------------------------------------------
+
+    def _hear_starter(self) -> None:
+        assert self._starter
+        heard = self._starter.read()
+        for frame in heard or ():
+            self._on_starter_frame(frame)
+        if heard is None:
+            self._selector.unregister(self._starter.socket)
+
+    def _on_starter_frame(self, frame: frames.Frame) -> None:
+        kind = frame["kind"]
+        if kind == "ready":
+            self._starter_has_torch = "torch" in frame["preloaded"]
+            self._record.starter_ready(frame["pid"])
+            self._events.append(StarterReady(frame["pid"]))
+        elif kind == "refused":
+            self._events.append(StarterRefused(frame["reason"], frame["asked"]))
+        elif kind == "swept":
+            self._events.append(Swept(tuple((pid, name) for pid, name in frame["killed"])))
+        elif self._group and frame.get("id") == self._group.store_id:
+            if kind == "exited":
+                self._events.append(StoreExited(ExitStatus.from_wait(frame["status"]), frame["at"]))
+        elif self._group and (worker := self._group.by_id(frame.get("id", -1))):
+            self._on_worker_frame(worker, frame)
+
+    def _on_worker_frame(self, worker: Worker, frame: frames.Frame) -> None:
+        local_rank = worker.place.local_rank
+        if frame["kind"] == "started":
+            worker.pid = frame["pid"]
+            self._record.worker_started(worker.place.rank, frame["pid"])
+            self._events.append(WorkerStarted(local_rank, frame["pid"], frame["at"]))
+        elif frame["kind"] == "not_started":
+            self._events.append(WorkerNotStarted(local_rank, frame["error"], now()))
+        elif frame["kind"] == "exited":
+            self._events.append(self._worker_exited(worker, ExitStatus.from_wait(frame["status"]), frame["at"]))
+
+    def _worker_exited(self, worker: Worker, status: ExitStatus, at: float) -> WorkerExited:
+        """All that is known of a worker's end: what it said, wrote and printed is read to its last byte."""
+        local_rank = worker.place.local_rank
+        worker.channel.read()
+        self._pump.drain(local_rank)
+        if status.ok:
+            self._note_late_variables(worker)
+            return WorkerExited(local_rank, status, at, finalized=worker.channel.finalized)
+        log_file = worker.files.stderr or worker.files.stdout
+        return WorkerExited(
+            local_rank,
+            status,
+            at,
+            exception=worker.channel.exception or exception_from_file(worker.files.error),
+            failed_at=worker.channel.failed_at,
+            finalized=worker.channel.finalized,
+            oom_killed=status.signal == signal.SIGKILL and self._oom_struck(),
+            last_output=self._pump.tail(local_rank, LAST_LINES),
+            log_file=str(log_file) if log_file else None,
+        )
+
+    def _oom_struck(self) -> bool:
+        count = oom_kills()
+        return count is not None and self._oom_kills is not None and count > self._oom_kills
+
+    def _note_late_variables(self, worker: Worker) -> None:
+        new = sorted(set(worker.channel.late_variables) - self._late_variables)
+        if new and self._method is StartMethod.WARM:
+            self._late_variables.update(new)
+            self._console.notice(
+                f"the script set {', '.join(new)} itself: too late under the warm start, which had torch imported. "
+                "Set it before dlaunch, or use --start-method exec."
+            )
+
+    def _hear_worker(self, worker: Worker) -> None:
+        if not worker.channel.read():
+            self._selector.unregister(worker.channel.socket)
+
+    def _hear_guard(self) -> None:
+        starter = self._starter
+        assert starter
+        heard = starter.read_guard()
+        for frame in heard or ():
+            if frame["kind"] == "starter_exited":
+                self._starter_status = ExitStatus.from_wait(frame["status"])
+            elif frame["kind"] == "swept":
+                starter.swept = True
+        if heard is None:
+            self._hear_last_words(starter)
+            self._forget_starter()
+            self._events.append(StarterLost(self._starter_status))
+
+    def _hear_last_words(self, starter: Starter) -> None:
+        """Take in what the starter said before it died: a worker's end must not be lost behind the starter's."""
+        while heard := starter.read():
+            for frame in heard:
+                self._on_starter_frame(frame)
+
+    # --- ends ----------------------------------------------------------------------------------------------------
+
+    def _end_starter(self) -> None:
+        """Let the starter and its guard end, and wait for it."""
+        if self._starter is None:
+            return
+        self._starter.dismiss_and_wait()
+        self._forget_starter()
+
+    def _forget_starter(self) -> None:
+        starter, self._starter = self._starter, None
+        assert starter
+        for sock in (starter.socket, starter.guard_socket):
+            if sock.fileno() in self._selector.get_map():
+                self._selector.unregister(sock)
+        starter.reap()
+
+    def _close_group(self) -> None:
+        group, self._group = self._group, None
+        if group is None:
+            return
+        for worker in group.workers.values():
+            if worker.channel.socket.fileno() in self._selector.get_map():
+                self._selector.unregister(worker.channel.socket)
+        group.close()
+        for local_rank in group.workers:
+            self._pump.drain(local_rank)

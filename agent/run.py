@@ -1,0 +1,53 @@
+"""Runs a job on this node, from its specification to its outcome."""
+
+from __future__ import annotations
+
+import os
+
+from dlaunch.errors import ConfigurationError
+from dlaunch.outcome import Outcome
+from dlaunch.spec import JobSpec
+
+from .console import Console
+from .family import become_subreaper
+from .layout import RunDirectory
+from .loop import Loop
+from .machine import Machine, Settings
+from .record import RunRecord
+from .signals import ALWAYS_FORWARDED, SignalSource
+
+
+def run_node(spec: JobSpec, local_world_size: int, console: Console) -> Outcome:
+    """Run ``local_world_size`` workers until they succeed, fail for good, or a signal ends the job.
+
+    Raises ConfigurationError where the job cannot be started as it is specified. Whether it returns or raises, no
+    process of the run lives afterwards.
+    """
+    _check_visible_devices(spec, local_world_size)
+    node = os.uname().nodename
+    directory = RunDirectory.create(spec)
+    settings = Settings(
+        local_world_size=local_world_size,
+        run_id=spec.run_id,
+        node=node,
+        start_method=spec.start_method,
+        restart=spec.restart,
+        grace_s=spec.grace_s,
+        ending_signals=tuple(int(signum) for signum in spec.signals),
+        run_dir=str(directory.path) if directory.path else None,
+    )
+    with SignalSource([*spec.signals, *ALWAYS_FORWARDED]) as signals:
+        become_subreaper()
+        record = RunRecord(directory.record, spec, local_world_size, node)
+        outcome = Loop(spec, local_world_size, console, Machine(settings), directory, record).run(signals)
+        record.finished(outcome)
+    return outcome
+
+
+def _check_visible_devices(spec: JobSpec, local_world_size: int) -> None:
+    visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+    if spec.virtual_local_rank and visible and len(visible) < local_world_size:
+        raise ConfigurationError(
+            f"--virtual-local-rank: CUDA_VISIBLE_DEVICES names {len(visible)} devices for {local_world_size} workers.",
+            "Name one device for each worker.",
+        )

@@ -44,7 +44,7 @@ class WorkerChannel:
         try:
             for frame in self._reader.feed(data):
                 self._hear(frame)
-        except (frames.FrameError, TypeError, ValueError):
+        except (frames.FrameError, KeyError, TypeError, ValueError):
             return False
         return True
 

@@ -17,6 +17,7 @@ from typing import Any
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_FDS = 16
 _HEADER = struct.Struct(">I")
+_INT = struct.Struct("i")
 
 Frame = dict[str, Any]
 
@@ -60,12 +61,12 @@ def receive(sock: socket.socket) -> tuple[Frame, list[int]] | None:
 
     The descriptors are close-on-exec and belong to the caller.
     """
-    header, fds, _flags, _address = socket.recv_fds(sock, _HEADER.size, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    header, fds = _header_and_fds(sock)
     try:
         if not header:
             return None
         header += _exactly(sock, _HEADER.size - len(header))
-        return decode(_exactly(sock, _body_size(header))), list(fds)
+        return decode(_exactly(sock, _body_size(header))), fds
     except (FrameError, OSError):
         for fd in fds:
             os.close(fd)
@@ -88,6 +89,18 @@ class FrameReader:
             body = bytes(self._pending[_HEADER.size : end])
             del self._pending[:end]
             yield decode(body)
+
+
+def _header_and_fds(sock: socket.socket) -> tuple[bytes, list[int]]:
+    # Not socket.recv_fds: it drops its flags, and so would let the descriptors leak into every child.
+    space = socket.CMSG_SPACE(MAX_FDS * _INT.size)
+    header, ancillary, _flags, _address = sock.recvmsg(_HEADER.size, space, socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(data) - len(data) % _INT.size
+            fds += [fd for (fd,) in _INT.iter_unpack(data[:whole])]
+    return header, fds
 
 
 def _body_size(header: bytes) -> int:

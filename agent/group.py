@@ -68,7 +68,7 @@ class WorkerGroup:
         """Ask for every worker; yields each with its channel open."""
         for local_rank in range(self._size):
             worker, worker_end = self._prepare(local_rank, directory)
-            outputs = pump.open(worker.place, worker.files)
+            outputs = pump.open(worker.place, worker.files, directory.attempt(self._attempt))
             try:
                 starter.ask(self._request(worker), [*outputs, worker_end.fileno()])
             finally:

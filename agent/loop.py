@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import selectors
 import signal
+import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any, assert_never
+from functools import partial
+from typing import assert_never
 
 from dlaunch import frames
 from dlaunch.clock import now
@@ -92,7 +94,7 @@ class Loop:
 
     def run(self, signals: SignalSource) -> Outcome:
         """Run the job to its end; nothing of it lives when this returns or raises."""
-        self._watch(signals.socket, lambda: self._events.extend(SignalArrived(n) for n in signals.read()))
+        self._watch(signals.socket, lambda _fd: self._events.extend(SignalArrived(n) for n in signals.read()))
         self._events.append(Begin())
         try:
             while self._outcome is None:
@@ -103,7 +105,6 @@ class Loop:
         finally:
             self._end_starter()
             self._close_group()
-            self._pump.close_all()
             self._selector.close()
 
     # --- the queue -----------------------------------------------------------------------------------------------
@@ -111,21 +112,32 @@ class Loop:
     def _handle_events(self) -> None:
         while self._events and self._outcome is None:
             event = self._events.popleft()
+            if isinstance(event, Swept | StarterLost):
+                self._close_group()  # nothing of the attempt is left that could write
             for action in self._machine.handle(event, now()):
                 self._perform(action)
 
     def _wait(self) -> None:
-        timeout = max(0.0, min(self._timers.values()) - now()) if self._timers else None
-        for key, _mask in self._selector.select(timeout):
-            callback: Callable[[], Any] = key.data
-            callback()
+        for key, _mask in self._selector.select(self._timeout()):
+            heard: Callable[[int], object] = key.data
+            heard(key.fd)
+        if (due_at := self._pump.due_at) is not None and due_at <= now():
+            self._pump.show_updates()
         for name, at in sorted(self._timers.items(), key=lambda item: item[1]):
             if at <= now():
                 del self._timers[name]
                 self._events.append(TimerFired(name))
 
-    def _watch(self, source: Any, callback: Callable[[], Any]) -> None:
-        self._selector.register(source, selectors.EVENT_READ, callback)
+    def _timeout(self) -> float | None:
+        times = [*self._timers.values(), *([self._pump.due_at] if self._pump.due_at is not None else [])]
+        return max(0.0, min(times) - now()) if times else None
+
+    def _watch(self, sock: socket.socket, heard: Callable[[int], object]) -> None:
+        self._selector.register(sock, selectors.EVENT_READ, heard)
+
+    def _unwatch(self, sock: socket.socket) -> None:
+        if sock.fileno() in self._selector.get_map():
+            self._selector.unregister(sock)
 
     # --- actions -------------------------------------------------------------------------------------------------
 
@@ -176,7 +188,7 @@ class Loop:
         self._next_id = group.next_id
         group.open_meeting(self._starter, self._method, self._starter_has_torch)
         for worker in group.spawn(self._starter, self._directory, self._pump):
-            self._watch(worker.channel.socket, lambda worker=worker: self._hear_worker(worker))
+            self._watch(worker.channel.socket, partial(self._hear_worker, worker))
         self._record.attempt_started(attempt)
 
     def _ask(self, kind: str, **fields: object) -> None:
@@ -199,13 +211,13 @@ class Loop:
 
     # --- what is heard -------------------------------------------------------------------------------------------
 
-    def _hear_starter(self) -> None:
+    def _hear_starter(self, _fd: int) -> None:
         assert self._starter
         heard = self._starter.read()
         for frame in heard or ():
             self._on_starter_frame(frame)
         if heard is None:
-            self._selector.unregister(self._starter.socket)
+            self._unwatch(self._starter.socket)
 
     def _on_starter_frame(self, frame: frames.Frame) -> None:
         kind = frame["kind"]
@@ -268,11 +280,11 @@ class Loop:
                 "Set it before dlaunch, or use --start-method exec."
             )
 
-    def _hear_worker(self, worker: Worker) -> None:
+    def _hear_worker(self, worker: Worker, _fd: int) -> None:
         if not worker.channel.read():
-            self._selector.unregister(worker.channel.socket)
+            self._unwatch(worker.channel.socket)
 
-    def _hear_guard(self) -> None:
+    def _hear_guard(self, _fd: int) -> None:
         starter = self._starter
         assert starter
         heard = starter.read_guard()
@@ -283,7 +295,8 @@ class Loop:
                 starter.swept = True
         if heard is None:
             self._hear_last_words(starter)
-            self._forget_starter()
+            self._release_starter()
+            starter.reap()
             self._events.append(StarterLost(self._starter_status))
 
     def _hear_last_words(self, starter: Starter) -> None:
@@ -296,26 +309,23 @@ class Loop:
 
     def _end_starter(self) -> None:
         """Let the starter and its guard end, and wait for it."""
-        if self._starter is None:
-            return
-        self._starter.dismiss_and_wait()
-        self._forget_starter()
+        if starter := self._release_starter():
+            starter.dismiss_and_wait()
+            starter.reap()
 
-    def _forget_starter(self) -> None:
+    def _release_starter(self) -> Starter | None:
+        """Watch the starter no longer; returns it, if there is one."""
         starter, self._starter = self._starter, None
-        assert starter
-        for sock in (starter.socket, starter.guard_socket):
-            if sock.fileno() in self._selector.get_map():
-                self._selector.unregister(sock)
-        starter.reap()
+        if starter:
+            self._unwatch(starter.socket)
+            self._unwatch(starter.guard_socket)
+        return starter
 
     def _close_group(self) -> None:
         group, self._group = self._group, None
         if group is None:
             return
         for worker in group.workers.values():
-            if worker.channel.socket.fileno() in self._selector.get_map():
-                self._selector.unregister(worker.channel.socket)
+            self._unwatch(worker.channel.socket)
         group.close()
-        for local_rank in group.workers:
-            self._pump.drain(local_rank)
+        self._pump.close_all()

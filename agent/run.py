@@ -10,7 +10,7 @@ from dlaunch.spec import JobSpec
 
 from .console import Console
 from .family import become_subreaper
-from .layout import RunDirectory
+from .layout import RunDirectory, default_log_path, prune_old_runs
 from .loop import Loop
 from .machine import Machine, Settings
 from .record import RunRecord
@@ -36,11 +36,15 @@ def run_node(spec: JobSpec, local_world_size: int, console: Console) -> Outcome:
         ending_signals=tuple(int(signum) for signum in spec.signals),
         run_dir=str(directory.path) if directory.path else None,
     )
-    with SignalSource([*spec.signals, *ALWAYS_FORWARDED]) as signals:
-        become_subreaper()
-        record = RunRecord(directory.record, spec, local_world_size, node)
-        outcome = Loop(spec, local_world_size, console, Machine(settings), directory, record).run(signals)
-        record.finished(outcome)
+    try:
+        with SignalSource([*spec.signals, *ALWAYS_FORWARDED]) as signals:
+            become_subreaper()
+            record = RunRecord(directory.record, spec, local_world_size, node)
+            outcome = Loop(spec, local_world_size, console, Machine(settings), directory, record).run(signals)
+            record.finished(outcome)
+    finally:
+        directory.close()
+        prune_old_runs(default_log_path())
     return outcome
 
 

@@ -1,0 +1,59 @@
+"""``dlaunch run``: from the command line to the exit code of the job.
+
+What only a part of the runs needs (the agent, the report, the summary) is imported where it is needed, so that a
+mistake in the command line and the help answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dlaunch.spec import JobSpec
+
+from .preflight import check_job, find_interpreter
+from .settings import Given
+from .specify import specify
+
+if TYPE_CHECKING:
+    from dlaunch.outcome import Outcome
+
+
+def specify_from_here(given: Given, command: Sequence[str]) -> JobSpec:
+    """The checked job of a command line and this process's environment; raises DlaunchError."""
+    spec = specify(
+        given, command, os.environ, interpreter=find_interpreter(os.environ), new_run_id=os.urandom(16).hex()
+    )
+    check_job(spec, os.environ)
+    return spec
+
+
+def run_job(spec: JobSpec) -> int:
+    """Run the job on this node, tell how it ended, and return the exit code."""
+    from dlaunch.agent.resolve import resolve_local_world_size  # noqa: PLC0415
+    from dlaunch.agent.run import run_node  # noqa: PLC0415
+
+    from .terminal import Terminal  # noqa: PLC0415
+
+    interpreter = spec.program.interpreter or sys.executable
+    local_world_size = resolve_local_world_size(spec.nproc_per_node, interpreter, os.environ)
+    with Terminal(spec) as terminal:
+        outcome = run_node(spec, local_world_size, terminal)
+        if spec.summary_json is not None:
+            from .summary import write_outcome  # noqa: PLC0415
+
+            write_outcome(spec.summary_json, spec, outcome)
+        if report := _report(outcome, spec):
+            terminal.report(report)
+    return outcome.exit_code
+
+
+def _report(outcome: Outcome, spec: JobSpec) -> str:
+    """What to say at the end; nothing of a run that simply succeeded."""
+    if outcome.exit_code == 0 and not outcome.restarts_used:
+        return ""
+    from .report import render_report  # noqa: PLC0415
+
+    return render_report(outcome, spec.program, sys.stderr, os.environ)

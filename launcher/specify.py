@@ -1,0 +1,180 @@
+"""From what was written to the `JobSpec`: a pure function, which refuses what this version cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dlaunch.errors import ConfigurationError, UsageError
+from dlaunch.spec import JobSpec, OutputSpec, Program, ProgramKind, RestartPolicy, StartMethod
+
+from . import grammar
+from .settings import Given, Setting, gather, gather_flags
+
+Settings = Mapping[str, Setting]
+Flags = Mapping[str, bool]
+
+_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+_NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
+_NO_FILES = "/dev/null"
+# torchrun's words beside ours: its fork and forkserver share what is imported, its spawn starts anew
+_START_METHODS = {
+    "warm": StartMethod.WARM,
+    "exec": StartMethod.EXEC,
+    "fork": StartMethod.WARM,
+    "forkserver": StartMethod.WARM,
+    "spawn": StartMethod.EXEC,
+}
+
+
+def specify(
+    given: Given, command: Sequence[str], environ: Mapping[str, str], *, interpreter: str, new_run_id: str
+) -> JobSpec:
+    """The job that a command line and an environment ask for.
+
+    ``given`` holds the options by dest, ``command`` the script and its arguments; ``interpreter`` is the Python that
+    runs it and ``new_run_id`` the id of a run that was given none. Raises UsageError for what is not well-formed and
+    ConfigurationError for what this version cannot do. Reads no file.
+    """
+    settings, flags = gather(given, environ), gather_flags(given, environ)
+    _refuse_what_is_to_come(settings, flags)
+    _check_what_one_node_does_not_need(settings)
+    program = _program(command, flags, interpreter)
+    start_method = _start_method(settings["start_method"], program.kind)
+    master_addr, master_port = _meeting(settings, standalone=flags["standalone"])
+    return JobSpec(
+        program=program,
+        nproc_per_node=grammar.workers_wish(settings["nproc_per_node"]),
+        run_id=settings["rdzv_id"].value or new_run_id,
+        role=settings["role"].value,
+        start_method=start_method,
+        preload=_preload(settings["preload"], start_method),
+        restart=_restart_policy(settings, flags),
+        grace_s=grammar.seconds(settings["shutdown_timeout"]),
+        signals=grammar.signals(settings["signals_to_handle"]),
+        output=_output(settings, environ),
+        master_addr=master_addr,
+        master_port=master_port,
+        virtual_local_rank=flags["virtual_local_rank"],
+        local_rank_argument=not flags["use_env"],
+        summary_json=_path(settings["summary_json"]),
+    )
+
+
+def _refuse_what_is_to_come(settings: Settings, flags: Flags) -> None:
+    """Flags whose feature is not there yet are told apart from mistakes, and never ignored."""
+    _, most_nodes = grammar.nodes(settings["nnodes"])
+    if most_nodes > 1:
+        raise _not_yet(settings["nnodes"], "run several nodes", "Give --nnodes 1.")
+    if settings["hosts"].value:
+        raise _not_yet(settings["hosts"], "start other hosts", "Leave it out and start dlaunch there.")
+    if flags["detach"]:
+        raise ConfigurationError("This version does not run in the background yet.", "Leave --detach out, or use tmux.")
+    if settings["numa_binding"].value:
+        grammar.choice(settings["numa_binding"], _NUMA_MODES)
+        raise _not_yet(settings["numa_binding"], "bind workers to CPUs", "Leave it out, or use numactl in the script.")
+    for dest, only in (("logs_specs", "default"), ("event_log_handler", "null")):
+        if settings[dest].value not in ("", only):
+            raise _not_yet(settings[dest], "load plug-ins of torchrun", f"Leave it out, or give {only}.")
+
+
+def _not_yet(setting: Setting, feature: str, fix: str) -> ConfigurationError:
+    return ConfigurationError(f"{setting.origin} is {setting.value!r}, but this version does not {feature} yet.", fix)
+
+
+def _check_what_one_node_does_not_need(settings: Settings) -> None:
+    """A mistake in these is told now, although one node meets without them."""
+    grammar.choice(settings["rdzv_backend"], _BACKENDS)
+    grammar.configuration(settings["rdzv_conf"])
+    grammar.seconds(settings["monitor_interval"])
+    if grammar.whole_number(settings["node_rank"]) > 0 and settings["rdzv_backend"].value == "static":
+        raise settings["node_rank"].wrong("There is one node, so give 0; or say --nnodes.")
+
+
+def _program(command: Sequence[str], flags: Flags, interpreter: str) -> Program:
+    if not command:
+        raise UsageError("No script was given.", "Say: dlaunch [FLAGS] SCRIPT [ARGS...], or dlaunch --help.")
+    kind = _program_kind(flags)
+    if kind is ProgramKind.EXECUTABLE and not flags["use_env"]:
+        raise UsageError("--no-use-env cannot stand with --no-python.", "Leave one of them out.")
+    return Program(
+        kind=kind,
+        target=command[0],
+        args=tuple(command[1:]),
+        interpreter="" if kind is ProgramKind.EXECUTABLE else interpreter,
+    )
+
+
+def _program_kind(flags: Flags) -> ProgramKind:
+    if flags["module"] and (flags["no_python"] or flags["run_path"]):
+        other = "--run-path" if flags["run_path"] else "--no-python"
+        raise UsageError(f"-m/--module cannot stand with {other}.", "Leave one of them out.")
+    if flags["module"]:
+        return ProgramKind.MODULE
+    if flags["no_python"] and not flags["run_path"]:
+        return ProgramKind.EXECUTABLE
+    return ProgramKind.SCRIPT
+
+
+def _start_method(setting: Setting, kind: ProgramKind) -> StartMethod:
+    """``--no-python`` always means exec; only a plain ``warm`` beside it is a contradiction."""
+    method = _START_METHODS[grammar.choice(setting, tuple(_START_METHODS))]
+    if kind is not ProgramKind.EXECUTABLE:
+        return method
+    if setting.value == "warm" and not setting.is_default:
+        raise setting.wrong("It needs Python: leave it out with --no-python.")
+    return StartMethod.EXEC
+
+
+def _preload(setting: Setting, start_method: StartMethod) -> tuple[str, ...]:
+    modules = grammar.modules(setting)
+    if modules and start_method is StartMethod.EXEC:
+        raise setting.wrong("Only --start-method warm imports modules before the workers: leave one of them out.")
+    return modules
+
+
+def _restart_policy(settings: Settings, flags: Flags) -> RestartPolicy:
+    first, most = grammar.backoff(settings["backoff"])
+    return RestartPolicy(
+        max_restarts=grammar.whole_number(settings["max_restarts"]),
+        window_s=grammar.positive_seconds(settings["restart_window"]),
+        backoff_s=first,
+        backoff_max_s=most,
+        early_stop=flags["early_stop"],
+    )
+
+
+def _output(settings: Settings, environ: Mapping[str, str]) -> OutputSpec:
+    keep_files = settings["log_dir"].value != _NO_FILES
+    filters = [settings["duplicate_stdout_filters"], settings["duplicate_stderr_filters"]]
+    for setting in filters:
+        if setting.value and not keep_files:
+            raise setting.wrong(f"It writes a log file: leave it out, or leave --log-dir {_NO_FILES} out.")
+    return OutputSpec(
+        log_dir=_path(settings["log_dir"]) if keep_files else None,
+        keep_files=keep_files,
+        redirects=grammar.streams(settings["redirects"]),
+        tee=grammar.streams(settings["tee"]),
+        local_ranks_filter=grammar.local_ranks(settings["local_ranks_filter"]),
+        stdout_filters=grammar.texts(filters[0]),
+        stderr_filters=grammar.texts(filters[1]),
+        line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+    )
+
+
+def _meeting(settings: Settings, *, standalone: bool) -> tuple[str, int]:
+    """MASTER_ADDR and MASTER_PORT (0: a free one): given ones count for a static run only, as in torchrun."""
+    endpoint = grammar.endpoint(settings["rdzv_endpoint"])
+    local = grammar.host(settings["local_addr"]) or "127.0.0.1"
+    address, port = grammar.host(settings["master_addr"]), grammar.port(settings["master_port"])
+    if standalone or settings["rdzv_backend"].value != "static":
+        return local, 0
+    if endpoint:
+        if endpoint[1] is None:
+            raise settings["rdzv_endpoint"].wrong("A static run needs HOST:PORT; or leave it out on one node.")
+        return endpoint[0], endpoint[1]
+    return (local if settings["master_addr"].is_default else address or local), port or 0
+
+
+def _path(setting: Setting) -> Path | None:
+    return Path(setting.value) if setting.value.strip() else None

@@ -1,0 +1,133 @@
+"""The guard: parent of the starter, and the last one standing when agent and starter are killed at once.
+
+A script, run by path with ``python -I -S guard.py <descriptor of the socket to the agent>``. It hears one frame (what
+to start, and the starter's own socket), then waits for one of two ends: the starter's, which it tells, or the agent's.
+After either it kills all that is left below it, says so, and exits. It adopts whatever loses its parent below it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100,PTH120
+sys.path.insert(0, _ROOT)
+import dlaunch  # noqa: E402,F401  -- from now on its submodules are found through it
+
+sys.path.remove(_ROOT)
+
+from dlaunch import frames  # noqa: E402
+from dlaunch.worker import family, hooked  # noqa: E402
+from dlaunch.worker.birth import fork, give_up  # noqa: E402
+from dlaunch.worker.lineage import adopt_orphans, die_with_parent, lead_session  # noqa: E402
+from dlaunch.worker.program import ProgramBirth, why_not_executed  # noqa: E402
+from dlaunch.worker.signals import SignalInbox, unignore_for_exec  # noqa: E402
+from dlaunch.worker.starter import Starter  # noqa: E402
+from dlaunch.worker.sweep import end_everything_below  # noqa: E402
+
+
+class Guard:
+    """Starts the starter, and sees to it that nothing below it outlives it or the agent."""
+
+    def __init__(self, agent: socket.socket, inbox: SignalInbox) -> None:
+        self._agent = agent
+        self._inbox = inbox
+        self._starter = 0
+
+    def run(self) -> None:
+        """From the first frame to the last."""
+        try:
+            received = frames.receive(self._agent)
+        except (OSError, frames.FrameError):
+            received = None
+        if received is None:
+            return
+        frame, (starter_socket,) = received
+        self._starter = self._start(frame, starter_socket)
+        os.close(starter_socket)
+        self._tell("starter_started", pid=self._starter)
+        self._wait_for_an_end()
+        self._inbox.forget(self._agent.fileno())
+        end_everything_below(self._inbox, self._reap)
+        self._tell("swept")
+
+    def _wait_for_an_end(self) -> None:
+        self._inbox.watch(self._agent.fileno())
+        while self._starter:
+            readable, signals = self._inbox.wait(None)
+            self._reap()
+            if signal.SIGTERM in signals or (readable and not self._agent.recv(1)):
+                return
+
+    def _reap(self) -> None:
+        for pid, status in family.reap():
+            if pid == self._starter:
+                self._starter = 0
+                self._tell("starter_exited", status=status)
+
+    def _start(self, frame: frames.Frame, starter_socket: int) -> int:
+        pid = fork(self._inbox, tie=signal.SIGTERM)
+        if pid == 0:
+            self._become_starter(frame, starter_socket)
+        return pid
+
+    def _become_starter(self, frame: frames.Frame, starter_socket: int) -> NoReturn:
+        try:
+            self._agent.close()
+            os.environ.update(frame["environment"])
+            if frame["mode"] == "warm":
+                _become_interpreter(frame, starter_socket)
+            _serve(socket.socket(fileno=starter_socket))
+        except BaseException as error:
+            give_up(error)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        with suppress(OSError):  # an agent that is gone needs no news
+            frames.send(self._agent, {"kind": kind, **fields})
+
+
+def main() -> None:
+    """Run a guard on the socket that the first argument names."""
+    agent = socket.socket(fileno=int(sys.argv[1]))
+    agent.set_inheritable(False)
+    inbox = SignalInbox()
+    inbox.listen()
+    lead_session()
+    adopt_orphans()
+    die_with_parent(signal.SIGTERM, os.getppid())
+    Guard(agent, inbox).run()
+
+
+def _become_interpreter(frame: frames.Frame, starter_socket: int) -> NoReturn:
+    """Go on as the user's interpreter on the user's script; our hook parks it before the first line (bootstrap.py)."""
+    os.set_inheritable(starter_socket, True)
+    private = {hooked.AGENT: str(starter_socket), hooked.PRELOAD: ",".join(frame["preload"])}
+    if frame.get("defaults", True):
+        private[hooked.DEFAULTS] = "1"
+    unignore_for_exec()
+    command = frame["command"]
+    try:
+        os.execvpe(command[0], command, hooked.hooked(os.environ, private))
+    except OSError as error:
+        reason = why_not_executed(command[0], error)
+    with socket.socket(fileno=starter_socket) as agent:
+        frames.send(agent, {"kind": "refused", "reason": reason, "module": None, "asked": False})
+    os._exit(0)
+
+
+def _serve(agent: socket.socket) -> NoReturn:
+    """Be the starter of programs: this very process, so that no second interpreter has to start."""
+    inbox = SignalInbox()
+    inbox.listen()
+    adopt_orphans()
+    frames.send(agent, {"kind": "ready", "pid": os.getpid(), "preloaded": [], "seconds": 0.0})
+    Starter(agent, inbox, ProgramBirth(inbox)).serve()
+    raise AssertionError("a starter of programs has no child that returns")
+
+
+if __name__ == "__main__":
+    main()

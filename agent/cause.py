@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlaunch.outcome import ExitStatus, Failure, FailureKind
 
 from .events import WorkerExited
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnd:
+class WorkerEnd(NamedTuple):
     """One worker's life, as far as the blame is concerned."""
 
     local_rank: int

@@ -71,6 +71,7 @@ class Loop:
         machine: Machine,
         directory: RunDirectory,
         record: RunRecord,
+        first_starter: Starter,
     ) -> None:
         self._spec = spec
         self._size = local_world_size
@@ -82,6 +83,7 @@ class Loop:
         self._pump = OutputPump(spec.output, console, self._selector)
         self._events: deque[Event] = deque()
         self._timers: dict[str, float] = {}
+        self._first_starter: Starter | None = first_starter
         self._starter: Starter | None = None
         self._method = spec.start_method
         self._starter_has_torch = False
@@ -176,7 +178,8 @@ class Loop:
         self._method = method
         self._starter_status = None
         self._next_id = 0
-        self._starter = starter = Starter(self._spec, method)
+        self._starter = starter = self._first_starter or Starter(self._spec, method)
+        self._first_starter = None
         self._watch(starter.socket, self._hear_starter)
         self._watch(starter.guard_socket, self._hear_guard)
 
@@ -291,8 +294,6 @@ class Loop:
         for frame in heard or ():
             if frame["kind"] == "starter_exited":
                 self._starter_status = ExitStatus.from_wait(frame["status"])
-            elif frame["kind"] == "swept":
-                starter.swept = True
         if heard is None:
             self._hear_last_words(starter)
             self._release_starter()
@@ -310,8 +311,7 @@ class Loop:
     def _end_starter(self) -> None:
         """Let the starter and its guard end, and wait for it."""
         if starter := self._release_starter():
-            starter.dismiss_and_wait()
-            starter.reap()
+            starter.dismiss()
 
     def _release_starter(self) -> Starter | None:
         """Watch the starter no longer; returns it, if there is one."""

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from dlaunch.errors import ExitCode
 from dlaunch.outcome import Attempt, ExitStatus, Failure, FailureKind, Outcome, RunState
@@ -73,8 +74,7 @@ class Ending(Enum):
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What the machine needs to know of the job."""
 
     local_world_size: int
@@ -414,8 +414,7 @@ def _name(signum: int) -> str:
 Handler = Callable[[Machine, "Event", float], "Iterable[Action]"]
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(NamedTuple):
     """What happens at one event in one phase, and where it may lead."""
 
     perform: Handler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlaunch.outcome import Attempt, Failure, FailureKind
 from dlaunch.spec import RestartPolicy
@@ -12,15 +12,13 @@ EARLY_S = 10.0  # a failure within so many seconds of a worker's start is an ear
 ALIKE = 3  # so many early failures alike, one after the other, are a mistake in the script
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(NamedTuple):
     """Start again after a delay."""
 
     delay_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(NamedTuple):
     """The run ends here, and why."""
 
     reason: str

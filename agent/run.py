@@ -15,17 +15,40 @@ from .loop import Loop
 from .machine import Machine, Settings
 from .record import RunRecord
 from .signals import ALWAYS_FORWARDED, SignalSource
+from .starter import Starter
 
 
-def run_node(spec: JobSpec, local_world_size: int, console: Console) -> Outcome:
+def run_node(spec: JobSpec, local_world_size: int, console: Console, first_starter: Starter) -> Outcome:
     """Run ``local_world_size`` workers until they succeed, fail for good, or a signal ends the job.
 
-    Raises ConfigurationError where the job cannot be started as it is specified. Whether it returns or raises, no
-    process of the run lives afterwards.
+    ``first_starter`` was started for ``spec`` beforehand, to be on its way while this module was imported; it is used
+    up. Raises ConfigurationError where the job cannot be started as it is specified. Whether this returns or raises,
+    no process of the run lives afterwards.
     """
-    _check_visible_devices(spec, local_world_size)
+    with SignalSource([*spec.signals, *ALWAYS_FORWARDED]) as signals:
+        become_subreaper()
+        try:
+            _check_visible_devices(spec, local_world_size)
+            directory = RunDirectory.create(spec)
+        except BaseException:
+            first_starter.dismiss()
+            raise
+        try:
+            return _run(spec, local_world_size, console, first_starter, directory, signals)
+        finally:
+            directory.close()
+            prune_old_runs(default_log_path())
+
+
+def _run(
+    spec: JobSpec,
+    local_world_size: int,
+    console: Console,
+    first_starter: Starter,
+    directory: RunDirectory,
+    signals: SignalSource,
+) -> Outcome:
     node = os.uname().nodename
-    directory = RunDirectory.create(spec)
     settings = Settings(
         local_world_size=local_world_size,
         run_id=spec.run_id,
@@ -36,15 +59,10 @@ def run_node(spec: JobSpec, local_world_size: int, console: Console) -> Outcome:
         ending_signals=tuple(int(signum) for signum in spec.signals),
         run_dir=str(directory.path) if directory.path else None,
     )
-    try:
-        with SignalSource([*spec.signals, *ALWAYS_FORWARDED]) as signals:
-            become_subreaper()
-            record = RunRecord(directory.record, spec, local_world_size, node)
-            outcome = Loop(spec, local_world_size, console, Machine(settings), directory, record).run(signals)
-            record.finished(outcome)
-    finally:
-        directory.close()
-        prune_old_runs(default_log_path())
+    record = RunRecord(directory.record, spec, local_world_size, node)
+    loop = Loop(spec, local_world_size, console, Machine(settings), directory, record, first_starter)
+    outcome = loop.run(signals)
+    record.finished(outcome)
     return outcome
 
 

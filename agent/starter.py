@@ -2,53 +2,46 @@
 
 The tree is agent -> guard -> starter -> workers. The guard is there for one case that nothing else covers: agent and
 starter killed at the same instant, with grandchildren alive. Frames are described in docs/architecture.md.
+
+This module imports little: the launcher starts the first starter before it imports the rest of the agent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import dlaunch
 from dlaunch import frames
 from dlaunch.clock import now
 from dlaunch.spec import JobSpec, StartMethod
 
-from .family import kill_everything_below
-
 SEND_TIMEOUT_S = 5.0  # a starter that does not take a request for so long is taken for lost
 DISMISSAL_S = 5.0  # how long both may take to end when they are dismissed
-_GUARD = Path(dlaunch.__file__).parent / "worker" / "guard.py"
+_GUARD = os.path.join(os.path.dirname(os.path.abspath(dlaunch.__file__)), "worker", "guard.py")  # noqa: PTH100,PTH118,PTH120
 
 
 class Starter:
     """One guard and one starter, from their start to their end."""
 
     def __init__(self, spec: JobSpec, method: StartMethod) -> None:
+        self.method = method
         self.guard_socket, guard_end = socket.socketpair()
         self.socket, starter_end = socket.socketpair()
-        self.swept = False  # the guard said that nothing is left
+        self._swept = False  # the guard said that nothing is left
         self._guard_reader = frames.FrameReader()
         self._reader = frames.FrameReader()
         for sock in (self.socket, self.guard_socket):
             sock.settimeout(SEND_TIMEOUT_S)
         with guard_end, starter_end:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_GUARD), str(guard_end.fileno())],
-                pass_fds=[guard_end.fileno()],
-                start_new_session=True,
-            )
+            guard_end.set_inheritable(True)
+            command = [sys.executable, "-I", "-S", _GUARD, str(guard_end.fileno())]
+            self._guard_pid = os.posix_spawn(command[0], command, os.environ)
             frames.send(self.guard_socket, _start_frame(spec, method), [starter_end.fileno()])
-
-    @property
-    def guard_pid(self) -> int:
-        """The guard's process id."""
-        return self._guard.pid
 
     def ask(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
         """Send a request to the starter. One that cannot be delivered is dropped: its loss is told by the guard."""
@@ -65,30 +58,33 @@ class Starter:
 
     def read_guard(self) -> list[frames.Frame] | None:
         """The guard's frames that have arrived; None when it has closed."""
-        return _read(self.guard_socket, self._guard_reader)
-
-    def dismiss_and_wait(self) -> None:
-        """Let both end: the starter at the closing of its socket, then the guard."""
-        self.socket.close()
-        deadline = now() + DISMISSAL_S
-        while (left_s := deadline - now()) > 0:
-            if not select.select([self.guard_socket], [], [], left_s)[0]:
-                break
-            heard = self.read_guard()
-            if heard is None:
-                return
-            self.swept = self.swept or any(frame["kind"] == "swept" for frame in heard)
-        self.destroy()
+        heard = _read(self.guard_socket, self._guard_reader)
+        self._swept = self._swept or any(frame["kind"] == "swept" for frame in heard or ())
+        return heard
 
     def destroy(self) -> None:
         """SIGKILL guard, starter and all below them, even if they are stopped (SIGSTOP) or hang."""
+        from .family import kill_everything_below  # noqa: PLC0415  -- psutil, for a case that hardly comes
+
         kill_everything_below(os.getpid())
+
+    def dismiss(self) -> None:
+        """Let both end, the starter at the closing of its socket and then the guard, and wait for it."""
+        self.socket.close()
+        deadline = now() + DISMISSAL_S
+        while (left_s := deadline - now()) > 0 and select.select([self.guard_socket], [], [], left_s)[0]:
+            if self.read_guard() is None:
+                break
+        else:
+            self.destroy()
+        self.reap()
 
     def reap(self) -> None:
         """Collect the guard's exit status; if it died without saying that nothing is left, see to it."""
-        self._guard.wait()
-        if not self.swept:
-            kill_everything_below(os.getpid())
+        if not self._swept:
+            self.destroy()
+        with contextlib.suppress(ChildProcessError):  # it was reaped when everything was destroyed
+            os.waitpid(self._guard_pid, 0)
         self.socket.close()
         self.guard_socket.close()
 

@@ -6,13 +6,12 @@ Source: torch 2.13 ``torch/distributed/elastic/agent/server/local_elastic_agent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PRIVATE_PREFIX = "_DLAUNCH_"  # between dlaunch's own processes; a worker never sees one
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One worker's place in the world of a round."""
 
     rank: int
@@ -26,8 +25,7 @@ class Place:
     role_world_size: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
+class Meeting(NamedTuple):
     """Where the workers of a round meet (their TCPStore)."""
 
     address: str

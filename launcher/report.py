@@ -149,9 +149,10 @@ def _attempts(outcome: Outcome) -> str:
 
 def _last_output(cause: Failure) -> list[str]:
     """The last lines of the failed rank, without those of the traceback that is shown as frames."""
-    traceback = {line.strip() for line in cause.exception.traceback.splitlines()} if cause.exception else set()
-    lines = [_as_last_seen(line) for line in cause.last_output if line.strip() not in traceback]
-    return [line for line in lines if line][-_OUTPUT_LINES:]
+    traceback = cause.exception.traceback.splitlines() if cause.exception else []
+    hidden = {"", *(printable(line).strip() for line in traceback)}
+    lines = [_as_last_seen(line) for line in cause.last_output]
+    return [line for line in lines if line.strip() not in hidden][-_OUTPUT_LINES:]
 
 
 def _as_last_seen(line: str) -> str:

@@ -20,6 +20,8 @@ from .specify import specify
 if TYPE_CHECKING:
     from dlaunch.outcome import Outcome
 
+    from .terminal import Terminal
+
 
 def specify_from_here(given: Given, command: Sequence[str]) -> JobSpec:
     """The checked job of a command line and this process's environment; raises DlaunchError."""
@@ -33,21 +35,33 @@ def specify_from_here(given: Given, command: Sequence[str]) -> JobSpec:
 def run_job(spec: JobSpec) -> int:
     """Run the job on this node, tell how it ended, and return the exit code."""
     from dlaunch.agent.resolve import resolve_local_world_size  # noqa: PLC0415
+    from dlaunch.agent.starter import Starter  # noqa: PLC0415
+
+    interpreter = spec.program.interpreter or sys.executable
+    local_world_size = resolve_local_world_size(spec.nproc_per_node, interpreter, os.environ)
+    starter = Starter(spec, spec.start_method)  # it gets ready while the rest of the agent is imported
     from dlaunch.agent.run import run_node  # noqa: PLC0415
 
     from .terminal import Terminal  # noqa: PLC0415
 
-    interpreter = spec.program.interpreter or sys.executable
-    local_world_size = resolve_local_world_size(spec.nproc_per_node, interpreter, os.environ)
     with Terminal(spec) as terminal:
-        outcome = run_node(spec, local_world_size, terminal)
+        outcome = run_node(spec, local_world_size, terminal, starter)
         if spec.summary_json is not None:
             from .summary import write_outcome  # noqa: PLC0415
 
             write_outcome(spec.summary_json, spec, outcome)
         if report := _report(outcome, spec):
             terminal.report(report)
+        _finish(terminal)
     return outcome.exit_code
+
+
+def _finish(terminal: Terminal) -> None:
+    """Wait until everything is shown; Ctrl-C ends the wait for a reader that does not read."""
+    try:
+        terminal.close()
+    except KeyboardInterrupt:
+        terminal.abandon()
 
 
 def _report(outcome: Outcome, spec: JobSpec) -> str:

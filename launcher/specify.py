@@ -170,9 +170,7 @@ def _meeting(settings: Settings, *, standalone: bool) -> tuple[str, int]:
     if standalone or settings["rdzv_backend"].value != "static":
         return local, 0
     if endpoint:
-        if endpoint[1] is None:
-            raise settings["rdzv_endpoint"].wrong("A static run needs HOST:PORT; or leave it out on one node.")
-        return endpoint[0], endpoint[1]
+        return endpoint[0], (port or 0) if endpoint[1] is None else endpoint[1]
     return (local if settings["master_addr"].is_default else address or local), port or 0
 
 

@@ -55,6 +55,6 @@ def _open_like(old: io.TextIOWrapper, fd: int) -> io.TextIOWrapper:
     """As CPython's create_stdio() does it for ``python -u``: neither layer holds anything back."""
     raw = io.FileIO(fd, "wb", closefd=False)
     raw.name = old.buffer.name
-    new = io.TextIOWrapper(raw, old.encoding, old.errors, newline="\n", write_through=True)  # type: ignore[arg-type]
+    new = io.TextIOWrapper(raw, old.encoding, old.errors, newline="\n", write_through=True)
     new.mode = "w"  # type: ignore[misc]
     return new

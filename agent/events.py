@@ -49,6 +49,12 @@ class WorkerNotStarted(NamedTuple):
     at: float
 
 
+class WorkerFailing(NamedTuple):
+    """A worker's interpreter says that an exception ends it; it still takes its time to be gone."""
+
+    local_rank: int
+
+
 class WorkerExited(NamedTuple):
     """A worker process was reaped; all that it left behind has been read."""
 
@@ -104,6 +110,7 @@ Event = (
     | StarterLost
     | WorkerStarted
     | WorkerNotStarted
+    | WorkerFailing
     | WorkerExited
     | StoreExited
     | Swept

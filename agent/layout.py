@@ -128,7 +128,11 @@ def default_log_path() -> Path:
     """The name of the default log directory, which may not exist."""
     import tempfile  # noqa: PLC0415  -- costs some ms at start-up
 
-    return Path(tempfile.gettempdir()) / f"dlaunch-{os.getuid()}"
+    try:
+        base = tempfile.gettempdir()
+    except FileNotFoundError:  # no directory can be written; who makes ours will hear so
+        base = "/tmp"
+    return Path(base) / f"dlaunch-{os.getuid()}"
 
 
 def prune_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:

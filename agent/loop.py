@@ -44,6 +44,7 @@ from .events import (
     Swept,
     TimerFired,
     WorkerExited,
+    WorkerFailing,
     WorkerNotStarted,
     WorkerStarted,
 )
@@ -284,8 +285,11 @@ class Loop:
             )
 
     def _hear_worker(self, worker: Worker, _fd: int) -> None:
+        known = worker.channel.exception
         if not worker.channel.read():
             self._unwatch(worker.channel.socket)
+        if worker.channel.exception is not known:
+            self._events.append(WorkerFailing(worker.place.local_rank))
 
     def _hear_guard(self, _fd: int) -> None:
         starter = self._starter

@@ -44,6 +44,7 @@ from .events import (
     Timer,
     TimerFired,
     WorkerExited,
+    WorkerFailing,
     WorkerNotStarted,
     WorkerStarted,
 )
@@ -96,6 +97,7 @@ class _Worker:
     pid: int | None = None
     exited: WorkerExited | None = None
     not_started: str = ""
+    failing: bool = False  # it ends by itself, with an exit code that is worth waiting for
     told_to_stop_at: float | None = None
 
     @property
@@ -178,6 +180,11 @@ class Machine:
         self._workers[event.local_rank].not_started = event.error
         return self._stop(Ending.FAILED, signal.SIGTERM, now)
 
+    def _worker_failing(self, event: WorkerFailing, now: float) -> Iterable[Action]:
+        """The others are stopped before they learn of a lost peer the hard way."""
+        self._workers[event.local_rank].failing = True
+        return self._stop(Ending.FAILED, signal.SIGTERM, now)
+
     def _worker_exited(self, event: WorkerExited, now: float) -> Iterable[Action]:
         self._workers[event.local_rank].exited = event
         if not event.status.ok:
@@ -213,9 +220,10 @@ class Machine:
         if not living:
             return self._sweep(now)
         self.phase = Phase.STOPPING
-        for local_rank in living:
+        told = tuple(n for n in living if not self._workers[n].failing)
+        for local_rank in told:
             self._workers[local_rank].told_to_stop_at = now
-        return [SignalWorkers(signum, living), SetTimer(Timer.GRACE, now + self._settings.grace_s)]
+        return [SignalWorkers(signum, told), SetTimer(Timer.GRACE, now + self._settings.grace_s)]
 
     def _straggler_exited(self, event: WorkerExited, now: float) -> Iterable[Action]:
         self._workers[event.local_rank].exited = event
@@ -435,6 +443,7 @@ TRANSITIONS: dict[tuple[Phase, type], Transition] = {
     (_P.PREPARING, SignalArrived): _to(Machine._end_now, _P.PREPARING, _P.ENDED),
     (_P.RUNNING, WorkerStarted): _to(Machine._worker_started, _P.RUNNING),
     (_P.RUNNING, WorkerNotStarted): _to(Machine._worker_not_started, _P.STOPPING, _P.SWEEPING),
+    (_P.RUNNING, WorkerFailing): _to(Machine._worker_failing, _P.STOPPING),
     (_P.RUNNING, WorkerExited): _to(Machine._worker_exited, _P.RUNNING, _P.STOPPING, _P.SWEEPING),
     (_P.RUNNING, StoreExited): _to(Machine._store_exited, _P.STOPPING, _P.SWEEPING),
     (_P.RUNNING, SignalArrived): _to(Machine._forward_or_stop, _P.RUNNING, _P.STOPPING, _P.SWEEPING),

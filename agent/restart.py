@@ -43,7 +43,8 @@ def _spent(policy: RestartPolicy) -> str:
     if policy.max_restarts == 0:
         return "no restarts were allowed (--max-restarts 0)"
     within = f" within {policy.window_s:g} s" if policy.window_s is not None else ""
-    return f"all {policy.max_restarts} restarts were used{within} (--max-restarts {policy.max_restarts})"
+    used = "the one restart was" if policy.max_restarts == 1 else f"all {policy.max_restarts} restarts were"
+    return f"{used} used{within} (--max-restarts {policy.max_restarts})"
 
 
 def _backoff(policy: RestartPolicy, earlier: int) -> float:

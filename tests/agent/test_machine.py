@@ -33,6 +33,7 @@ from dlaunch.agent.events import (
     Timer,
     TimerFired,
     WorkerExited,
+    WorkerFailing,
     WorkerNotStarted,
     WorkerStarted,
 )
@@ -152,6 +153,22 @@ def test_the_root_cause_is_the_first_exception_not_the_first_to_be_reaped() -> N
     story.step(Swept())
     assert story.outcome.root_cause is not None
     assert story.outcome.root_cause.exception == culprit
+
+
+def test_the_others_are_stopped_as_soon_as_one_says_that_it_is_failing() -> None:
+    """And the failing one is left to end by itself: its exit code is the job's."""
+    story = Story().running()
+    assert SignalWorkers(signal.SIGTERM, (1,)) in story.step(WorkerFailing(0))
+    story.exited(1, TERMINATED)
+    story.exited(0, ExitStatus(code=1), exception=ExceptionInfo("ValueError", "no"), failed_at=story.now)
+    story.step(Swept())
+    assert (story.outcome.exit_code, story.outcome.attempts[-1].victims) == (1, 1)
+
+
+def test_a_failing_worker_that_never_ends_is_killed_after_the_grace() -> None:
+    story = Story(workers=1).running()
+    story.step(WorkerFailing(0))
+    assert KillWorkers((0,)) in story.step(TimerFired(Timer.GRACE))
 
 
 def test_a_worker_that_fails_because_it_was_told_to_stop_is_a_victim() -> None:
@@ -325,6 +342,7 @@ def test_every_transition_leads_only_where_the_table_says() -> None:
         StarterLost(KILLED),
         WorkerStarted(0, 1000, 100.0),
         WorkerNotStarted(0, "no", 100.0),
+        WorkerFailing(0),
         WorkerExited(0, OK, 100.0),
         WorkerExited(0, KILLED, 100.0),
         StoreExited(KILLED, 100.0),

@@ -19,6 +19,7 @@ class WorkerChannel:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.exception: ExceptionInfo | None = None
+        self.failing = False  # the exception surely ends it
         self.failed_at: float | None = None
         self.finalized = False
         self.late_variables: tuple[str, ...] = ()
@@ -51,6 +52,7 @@ class WorkerChannel:
     def _hear(self, frame: frames.Frame) -> None:
         if frame["kind"] == "exception":
             self.exception = exception_info(frame)
+            self.failing = frame.get("uncaught") is True
             self.failed_at = float(frame["at"])
         elif frame["kind"] == "finalizing":
             self.finalized = True

@@ -70,9 +70,9 @@ class WorkerExited(NamedTuple):
 
 
 class StoreExited(NamedTuple):
-    """The process that serves the workers' store ended."""
+    """The process that serves the workers' store ended, or could not be started."""
 
-    status: ExitStatus
+    status: ExitStatus | None
     at: float
 
 

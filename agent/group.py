@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlaunch.environ import Meeting, Place, worker_environment
-from dlaunch.spec import JobSpec, ProgramKind, StartMethod, expand_local_rank
+from dlaunch.spec import JobSpec, ProgramKind, expand_local_rank
 
 from .channel import WorkerChannel
 from .layout import RunDirectory, WorkerFiles
@@ -51,11 +51,11 @@ class WorkerGroup:
         """The worker with this id; None for the store, or one of an earlier group."""
         return self.workers.get(process_id - self.store_id - 1)
 
-    def open_meeting(self, starter: Starter, method: StartMethod, starter_has_torch: bool) -> None:
+    def open_meeting(self, starter: Starter, *, starter_serves: bool) -> None:
         """Choose where the workers meet, and have the starter serve their store there where it can."""
         address, port = self._spec.master_addr, self._spec.master_port
         shared = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
-        if method is not StartMethod.WARM or not starter_has_torch or not shared:
+        if not starter_serves or not shared:
             self._meeting = Meeting(address, free_port(address, port), served_by_agent=False)
             return
         with open_listener(address, port) as listener:

@@ -13,7 +13,7 @@ from typing import assert_never
 from dlaunch import frames
 from dlaunch.clock import now
 from dlaunch.errors import ConfigurationError
-from dlaunch.outcome import ExitStatus, Outcome
+from dlaunch.outcome import ExceptionInfo, ExitStatus, Outcome
 from dlaunch.spec import JobSpec, StartMethod
 
 from .actions import (
@@ -87,7 +87,7 @@ class Loop:
         self._first_starter: Starter | None = first_starter
         self._starter: Starter | None = None
         self._method = spec.start_method
-        self._starter_has_torch = False
+        self._starter_serves_store = False
         self._starter_status: ExitStatus | None = None
         self._group: WorkerGroup | None = None
         self._next_id = 0
@@ -179,7 +179,7 @@ class Loop:
         self._method = method
         self._starter_status = None
         self._next_id = 0
-        self._starter = starter = self._first_starter or Starter(self._spec, method)
+        self._starter = starter = self._first_starter or Starter(self._spec, method, self._size)
         self._first_starter = None
         self._watch(starter.socket, self._hear_starter)
         self._watch(starter.guard_socket, self._hear_guard)
@@ -190,7 +190,7 @@ class Loop:
         self._oom_kills = oom_kills()
         self._group = group = WorkerGroup(self._spec, self._size, attempt, attempt, self._next_id)
         self._next_id = group.next_id
-        group.open_meeting(self._starter, self._method, self._starter_has_torch)
+        group.open_meeting(self._starter, starter_serves=self._starter_serves_store)
         for worker in group.spawn(self._starter, self._directory, self._pump):
             self._watch(worker.channel.socket, partial(self._hear_worker, worker))
         self._record.attempt_started(attempt)
@@ -226,7 +226,7 @@ class Loop:
     def _on_starter_frame(self, frame: frames.Frame) -> None:
         kind = frame["kind"]
         if kind == "ready":
-            self._starter_has_torch = "torch" in frame["preloaded"]
+            self._starter_serves_store = frame["serves_store"]
             self._record.starter_ready(frame["pid"])
             self._events.append(StarterReady(frame["pid"]))
         elif kind == "refused":
@@ -236,6 +236,8 @@ class Loop:
         elif self._group and frame.get("id") == self._group.store_id:
             if kind == "exited":
                 self._events.append(StoreExited(ExitStatus.from_wait(frame["status"]), frame["at"]))
+            elif kind == "not_started":
+                self._events.append(StoreExited(None, now()))
         elif self._group and (worker := self._group.by_id(frame.get("id", -1))):
             self._on_worker_frame(worker, frame)
 
@@ -263,13 +265,19 @@ class Loop:
             local_rank,
             status,
             at,
-            exception=worker.channel.exception or exception_from_file(worker.files.error),
+            exception=self._exception(worker, status),
             failed_at=worker.channel.failed_at,
             finalized=worker.channel.finalized,
             oom_killed=status.signal == signal.SIGKILL and self._oom_struck(),
             last_output=self._pump.tail(local_rank, LAST_LINES),
             log_file=str(log_file) if log_file else None,
         )
+
+    def _exception(self, worker: Worker, status: ExitStatus) -> ExceptionInfo | None:
+        """What the worker said, where its exit status bears it out: an uncaught exception ends in 1 or in a signal."""
+        if status.code not in {1, None}:
+            return None
+        return worker.channel.exception or exception_from_file(worker.files.error)
 
     def _oom_struck(self) -> bool:
         count = oom_kills()
@@ -285,10 +293,10 @@ class Loop:
             )
 
     def _hear_worker(self, worker: Worker, _fd: int) -> None:
-        known = worker.channel.exception
+        known = worker.channel.failing
         if not worker.channel.read():
             self._unwatch(worker.channel.socket)
-        if worker.channel.exception is not known:
+        if worker.channel.failing and not known:
             self._events.append(WorkerFailing(worker.place.local_rank))
 
     def _hear_guard(self, _fd: int) -> None:

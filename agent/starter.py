@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import dlaunch
 from dlaunch import frames
 from dlaunch.clock import now
+from dlaunch.environ import alike
 from dlaunch.spec import JobSpec, StartMethod
 
 SEND_TIMEOUT_S = 5.0  # a starter that does not take a request for so long is taken for lost
@@ -28,7 +29,7 @@ _GUARD = os.path.join(os.path.dirname(os.path.abspath(dlaunch.__file__)), "worke
 class Starter:
     """One guard and one starter, from their start to their end."""
 
-    def __init__(self, spec: JobSpec, method: StartMethod) -> None:
+    def __init__(self, spec: JobSpec, method: StartMethod, local_world_size: int) -> None:
         self.method = method
         self.guard_socket, guard_end = socket.socketpair()
         self.socket, starter_end = socket.socketpair()
@@ -41,7 +42,7 @@ class Starter:
             guard_end.set_inheritable(True)
             command = [sys.executable, "-I", "-S", _GUARD, str(guard_end.fileno())]
             self._guard_pid = os.posix_spawn(command[0], command, os.environ)
-            frames.send(self.guard_socket, _start_frame(spec, method), [starter_end.fileno()])
+            frames.send(self.guard_socket, _start_frame(spec, method, local_world_size), [starter_end.fileno()])
 
     def ask(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
         """Send a request to the starter. One that cannot be delivered is dropped: its loss is told by the guard."""
@@ -89,12 +90,12 @@ class Starter:
         self.guard_socket.close()
 
 
-def _start_frame(spec: JobSpec, method: StartMethod) -> frames.Frame:
+def _start_frame(spec: JobSpec, method: StartMethod, local_world_size: int) -> frames.Frame:
     return {
         "kind": "start",
         "mode": method.value,
         "command": spec.program.command() if method is StartMethod.WARM else [],
-        "environment": dict(spec.environment),
+        "environment": alike(local_world_size, os.environ),
         "preload": list(spec.preload),
     }
 

@@ -67,8 +67,12 @@ def worker_environment(
         "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
-    if "OMP_NUM_THREADS" not in inherited and place.local_world_size > 1:
-        variables["OMP_NUM_THREADS"] = 1
     if virtual_local_rank and (visible := inherited.get("CUDA_VISIBLE_DEVICES", "")):
         variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place.local_rank]
-    return {name: str(value) for name, value in variables.items()}
+    return {name: str(value) for name, value in variables.items()} | alike(place.local_world_size, inherited)
+
+
+def alike(local_world_size: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The part that is the same for all workers of a node and that libraries read when they are imported."""
+    several = "OMP_NUM_THREADS" not in inherited and local_world_size > 1
+    return {"OMP_NUM_THREADS": "1"} if several else {}

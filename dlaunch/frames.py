@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -54,6 +55,12 @@ def send(sock: socket.socket, frame: Frame, fds: Sequence[int] = ()) -> None:
     sent = socket.send_fds(sock, [data], list(fds)) if fds else sock.send(data)
     if sent < len(data):
         sock.sendall(data[sent:])
+
+
+def tell(sock: socket.socket, frame: Frame) -> None:
+    """Send one frame, unless the other end is gone: that is noticed where it is listened to."""
+    with suppress(OSError):
+        send(sock, frame)
 
 
 def receive(sock: socket.socket) -> tuple[Frame, list[int]] | None:

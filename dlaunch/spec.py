@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -141,7 +141,6 @@ class JobSpec:
     virtual_local_rank: bool = False
     local_rank_argument: bool = False  # torch.distributed.launch without --use-env: --local-rank=N before the args
     summary_json: Path | None = None
-    environment: tuple[tuple[str, str], ...] = field(default=())  # extra variables for the workers
 
     def __post_init__(self) -> None:
         _at_least("grace", self.grace_s, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from dlaunch.errors import DlaunchError, ExitCode
 
 from .options import OPTIONS, Group, Option
 from .text import say
+
+if TYPE_CHECKING:
+    from .summary import OtherEnd
 
 _SETTINGS = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
@@ -118,16 +121,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DlaunchError as error:
         return _refuse(error, arguments)
     except (click.Abort, KeyboardInterrupt):
-        say("dlaunch: interrupted before the job started.")
-        return ExitCode.INTERRUPTED
+        say("dlaunch: interrupted.")
+        return _end("refused", ExitCode.INTERRUPTED, "Interrupted outside of the job.", arguments)
     except Exception as error:
         return _report_bug(error, arguments)
 
 
 def _refuse(error: DlaunchError, arguments: Sequence[str]) -> int:
     say(f"dlaunch: {error}")
-    _summarize(error, arguments)
-    return error.exit_code
+    return _end("refused", error.exit_code, str(error), arguments)
 
 
 def _report_bug(error: Exception, arguments: Sequence[str]) -> int:
@@ -135,15 +137,16 @@ def _report_bug(error: Exception, arguments: Sequence[str]) -> int:
 
     say("".join(traceback.format_exception(error)).rstrip("\n"), one_line=False)
     say(f"dlaunch: this is a bug of dlaunch {__version__}: please report it with the lines above.")
-    _summarize(error, arguments)
-    return ExitCode.INTERNAL
+    reason = f"A bug of dlaunch: {type(error).__name__}: {error}"
+    return _end("crashed", ExitCode.INTERNAL, reason, arguments)
 
 
-def _summarize(error: Exception, arguments: Sequence[str]) -> None:
-    """For programs that wait for the summary, where the command line or the environment names its file."""
+def _end(state: OtherEnd, code: ExitCode, reason: str, arguments: Sequence[str]) -> int:
+    """Tell programs too, where the command line or the environment names the file of the summary."""
     from .mistakes import summary_file  # noqa: PLC0415
 
     if path := summary_file(arguments, os.environ):
-        from .summary import write_error  # noqa: PLC0415
+        from .summary import write_other_end  # noqa: PLC0415
 
-        write_error(path, error)
+        write_other_end(path, state, code, reason)
+    return code

@@ -26,6 +26,16 @@ _MAGIC = {
 _HEAD_BYTES = 4096
 
 
+def check_current_folder() -> None:
+    """Relative paths, and the workers, need the folder that we were started in."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigurationError(
+            f"The current folder cannot be used: {_reason(error)}.", "Change to another."
+        ) from None
+
+
 def find_interpreter(environ: Mapping[str, str]) -> str:
     """The Python of the workers: PYTHON_EXEC as torchrun has it, else the one that runs dlaunch."""
     wish = environ.get("PYTHON_EXEC", "")

@@ -133,10 +133,17 @@ def _rest_of_message(exception: ExceptionInfo, first_was_cut: bool, room: int) -
 
 
 def _place(frame: TracebackFrame) -> str:
-    file = os.path.relpath(frame.file) if os.path.isabs(frame.file) else frame.file  # noqa: PTH117
-    file = frame.file if file.startswith("..") else file
     source = f": {printable(frame.source).strip()}" if frame.source else ""
-    return f"{printable(file)}:{frame.line} in {printable(frame.function)}{source}"
+    return f"{printable(_from_here(frame.file))}:{frame.line} in {printable(frame.function)}{source}"
+
+
+def _from_here(file: str) -> str:
+    """A path below the current folder without that folder's name."""
+    try:
+        here = os.getcwd()  # noqa: PTH109
+    except OSError:  # it was removed meanwhile
+        return file
+    return file.removeprefix(here.rstrip("/") + "/")
 
 
 def _others(attempt: Attempt) -> list[str]:

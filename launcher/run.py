@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlaunch.spec import JobSpec
 
-from .preflight import check_job, find_interpreter
+from .preflight import check_current_folder, check_job, find_interpreter
 from .settings import Given
 from .specify import specify
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 def specify_from_here(given: Given, command: Sequence[str]) -> JobSpec:
     """The checked job of a command line and this process's environment; raises DlaunchError."""
+    check_current_folder()
     spec = specify(
         given, command, os.environ, interpreter=find_interpreter(os.environ), new_run_id=os.urandom(16).hex()
     )
@@ -39,7 +40,9 @@ def run_job(spec: JobSpec) -> int:
 
     interpreter = spec.program.interpreter or sys.executable
     local_world_size = resolve_local_world_size(spec.nproc_per_node, interpreter, os.environ)
-    starter = Starter(spec, spec.start_method)  # it gets ready while the rest of the agent is imported
+    starter = Starter(
+        spec, spec.start_method, local_world_size
+    )  # it gets ready while the rest of the agent is imported
     from dlaunch.agent.run import run_node  # noqa: PLC0415
 
     from .terminal import Terminal  # noqa: PLC0415

@@ -10,10 +10,9 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dlaunch import __version__, clock
-from dlaunch.errors import DlaunchError, ExitCode
 from dlaunch.outcome import Attempt, ExceptionInfo, Failure, Outcome, signal_name
 from dlaunch.spec import JobSpec, Program
 
@@ -23,6 +22,7 @@ from .text import say
 SCHEMA = "dlaunch.summary/1"
 
 Document = dict[str, Any]
+OtherEnd = Literal["refused", "crashed"]  # for a reason that was told; by a bug of dlaunch
 
 
 def write_outcome(path: Path, spec: JobSpec, outcome: Outcome) -> None:
@@ -34,13 +34,13 @@ def write_outcome(path: Path, spec: JobSpec, outcome: Outcome) -> None:
         say(f"dlaunch: the summary could not be written to {path}: {error.strerror}.")
 
 
-def write_error(path: Path, error: Exception) -> None:
-    """Write the summary of a run that was refused, or that a bug of dlaunch ended.
+def write_other_end(path: Path, state: OtherEnd, exit_code: int, reason: str) -> None:
+    """Write the summary of a run that no worker's end decided.
 
-    The error itself is what is told to people; it may be that this file cannot be written.
+    The reason itself is what is told to people; it may be that this file cannot be written.
     """
     with contextlib.suppress(OSError):
-        _write(path, error_document(error, time.time()))
+        _write(path, _common(state, exit_code, reason, time.time()))
 
 
 def outcome_document(outcome: Outcome, program: Program, wall_offset_s: float) -> Document:
@@ -60,13 +60,6 @@ def outcome_document(outcome: Outcome, program: Program, wall_offset_s: float) -
         "root_cause": _failure(outcome.root_cause, program) if outcome.root_cause else None,
         "attempts": [_attempt(attempt, outcome.started_at, program) for attempt in outcome.attempts],
     }
-
-
-def error_document(error: Exception, at: float) -> Document:
-    """The summary where no worker's end decided: state ``refused`` for a told reason, ``crashed`` for a bug of ours."""
-    if isinstance(error, DlaunchError):
-        return _common("refused", error.exit_code, str(error), at)
-    return _common("crashed", ExitCode.INTERNAL, f"A bug of dlaunch: {type(error).__name__}: {error}", at)
 
 
 def _common(state: str, exit_code: int, reason: str, ended_at: float) -> Document:

@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("dlaunch", deadline=None)  # a loaded machine is no bug
+settings.load_profile("dlaunch")
 
 MARK = "DLAUNCH_TEST_MARK"  # in the environment of every process of one run
 DEADLINE_S = 60.0  # for anything that should happen at once, on a loaded machine

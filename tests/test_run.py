@@ -92,7 +92,7 @@ def test_a_failure_restarts_the_group_until_it_succeeds(job: Start, script: Writ
     assert done.exit_code == 0
     assert [f"restart {n} of 3" in done.stderr for n in (1, 2, 3)] == [True, True, False]
     assert "0:0 attempt 2" in done.stdout
-    assert "attempt 0" in run.log(0, attempt=0)
+    assert "attempt 0" in run.log(1, attempt=0)  # rank 0 may have been stopped before it spoke
     assert "attempt 2" in run.log(1, attempt=2)
     assert run.record()["state"] == "succeeded"
 
@@ -211,11 +211,11 @@ def test_user_signals_reach_handlers_and_end_nothing(job: Start, script: Write) 
 def test_hangup_stays_ignored_under_nohup(job: Start, script: Write) -> None:
     path = script(
         """
-        import signal
+        import signal, sys, time
         print("ignored", signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
-        signal.signal(signal.SIGUSR1, lambda *_: None)
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
         print("ready")
-        signal.pause()
+        time.sleep(600)
         """
     )
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -329,3 +329,40 @@ def test_no_restart_budget_is_spent_by_an_interrupt_in_the_backoff(job: Start, s
         pass
     run.signal(signal.SIGTERM)
     assert run.end().exit_code == 143
+
+
+def test_an_error_in_a_console_of_the_script_is_not_its_end(job: Start, script: Write) -> None:
+    """Consoles leave their errors where uncaught exceptions stand; the others must not be stopped for that."""
+    path = script(
+        """
+        import code, os, pathlib, time
+        if os.environ["RANK"] == "0":
+            code.InteractiveInterpreter(globals()).runcode(compile("1/0", "<console>", "exec"))
+        else:
+            time.sleep(1)
+            print("the other one ends by itself")
+        """
+    )
+    done = job(*EXEC, "--nproc-per-node", "2", path).end()
+    assert done.exit_code == 0
+    assert "the other one ends by itself" in done.stdout
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["script", "module"])
+def test_the_others_are_not_left_to_find_out_that_a_peer_has_failed(job: Start, script: Write, way: str) -> None:
+    path = script(
+        """
+        import atexit, os, signal, sys, time
+        if os.environ["RANK"] == "1":
+            atexit.register(lambda: print("cleaned up"))
+            raise ValueError("the reason")
+        signal.signal(signal.SIGTERM, lambda *_: (print("stopped in time"), sys.exit(0)))
+        time.sleep(600)
+        """
+    )
+    program = [path] if way == "script" else ["-m", "train"]
+    done = job(*EXEC, "--nproc-per-node", "2", *program).end()
+    assert done.exit_code == 1
+    assert "0:1 cleaned up" in done.stdout
+    assert done.stderr.count("Traceback") == 1

@@ -16,6 +16,7 @@ from .hooked import AGENT, CHANNEL, take_private
 
 TYPE_CHECKING = False  # as in typing, without the milliseconds that importing it costs
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
 _NAME = "sitecustomize"
@@ -28,33 +29,24 @@ def begin(folder: str, modules_before: AbstractSet[str]) -> None:
     for an answer, and which makes importlib forget that our hook was ever found.
     """
     private = take_private(os.environ)
-    _forget_folders(folder)
-    sys.modules.pop(_NAME, None)
     capture = Capture()
     if is_socket(agent := int(private.get(AGENT, -1))):
-        _park(agent, private, capture, modules_before)
+        from .birth import give_up  # noqa: PLC0415  -- a worker of the exec method need not pay for these
+        from .warm import serve  # noqa: PLC0415
+
+        _leave_no_trace(folder, {name for name in sys.modules if name.partition(".")[0] == "dlaunch"})
+        try:
+            raised = _users_own()
+            serve(agent, private, capture, modules_before)
+        except BaseException as error:
+            give_up(error)  # else CPython would go on and run the script here, in what is to be the workers' parent
+        if raised is not None:
+            raise raised
         return
     if is_socket(channel := int(private.get(CHANNEL, -1))):
         capture.begin(out_of_the_way(channel))
-    for name in set(sys.modules) - modules_before:
-        del sys.modules[name]
+    _leave_no_trace(folder, set(sys.modules) - modules_before)
     __import__(_NAME)
-
-
-def _park(agent: int, private: dict[str, str], capture: Capture, modules_before: AbstractSet[str]) -> None:
-    """Become a warm starter; returns, or raises what the user's sitecustomize raised, in its forked workers only."""
-    from .birth import give_up  # noqa: PLC0415  -- a worker of the exec method need not pay for these
-    from .warm import serve  # noqa: PLC0415
-
-    try:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "dlaunch"]:
-            del sys.modules[name]
-        raised = _users_own()
-        serve(agent, private, capture, modules_before)
-    except BaseException as error:
-        give_up(error)  # else CPython would go on and run the script here, in what is to be the workers' parent
-    if raised is not None:
-        raise raised
 
 
 def _users_own() -> BaseException | None:
@@ -66,7 +58,10 @@ def _users_own() -> BaseException | None:
     return None
 
 
-def _forget_folders(folder: str) -> None:
+def _leave_no_trace(folder: str, modules: Iterable[str]) -> None:
+    """Make importlib forget the hook's folder, ours, and these modules. What holds them keeps them."""
+    for name in {_NAME, *modules}:
+        sys.modules.pop(name, None)
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     package = os.path.dirname(os.path.dirname(folder))  # noqa: PTH120
     root = os.path.dirname(package)  # noqa: PTH120

@@ -14,7 +14,7 @@ import time
 
 from dlaunch.clock import now
 
-from .exception import describe
+from .exception import describe, is_uncaught
 from .late import late_variables
 
 TYPE_CHECKING = False  # as in typing, without the milliseconds that importing it costs
@@ -59,7 +59,7 @@ class Capture:
         if isinstance(error, BaseException):
             told = describe(error)
             self._write_error_file(told)
-            data = _frame({"kind": "exception", "at": at, **told})
+            data = _frame({"kind": "exception", "at": at, "uncaught": is_uncaught(error), **told})
         data += _frame({"kind": "finalizing", "at": at, "late_variables": late})
         self._send(data)
 

@@ -32,6 +32,23 @@ def describe(error: BaseException) -> dict[str, Any]:
     }
 
 
+def is_uncaught(error: BaseException) -> bool:
+    """Whether ``error`` surely went through the script's top level, and so ends the script.
+
+    Consoles, test runners and debuggers leave errors in ``sys.last_value`` too, of scripts that go on to succeed.
+    """
+    import sys  # noqa: PLC0415
+
+    entry = error.__traceback__
+    while entry is not None and entry.tb_frame.f_code.co_filename.endswith(_ABOVE_THE_SCRIPT):
+        entry = entry.tb_next
+    if entry is None:
+        return False
+    code = entry.tb_frame.f_code
+    is_main = entry.tb_frame.f_globals is getattr(sys.modules.get("__main__"), "__dict__", None)
+    return is_main and code.co_name == "<module>" and not code.co_filename.startswith("<")
+
+
 def type_name(kind: type[BaseException]) -> str:
     """The name as CPython's own traceback has it: with its module, unless that goes without saying."""
     module = getattr(kind, "__module__", None)

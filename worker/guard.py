@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
 from typing import Any, NoReturn
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100,PTH120
@@ -86,8 +85,7 @@ class Guard:
             give_up(error)
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        with suppress(OSError):  # an agent that is gone needs no news
-            frames.send(self._agent, {"kind": kind, **fields})
+        frames.tell(self._agent, {"kind": kind, **fields})
 
 
 def main() -> None:
@@ -115,7 +113,7 @@ def _become_interpreter(frame: frames.Frame, starter_socket: int) -> NoReturn:
     except OSError as error:
         reason = why_not_executed(command[0], error)
     with socket.socket(fileno=starter_socket) as agent:
-        frames.send(agent, {"kind": "refused", "reason": reason, "module": None, "asked": False})
+        frames.tell(agent, {"kind": "refused", "reason": reason, "module": None, "asked": False})
     os._exit(0)
 
 
@@ -124,7 +122,8 @@ def _serve(agent: socket.socket) -> NoReturn:
     inbox = SignalInbox()
     inbox.listen()
     adopt_orphans()
-    frames.send(agent, {"kind": "ready", "pid": os.getpid(), "preloaded": [], "seconds": 0.0})
+    ready = {"preloaded": [], "serves_store": False, "seconds": 0.0}
+    frames.tell(agent, {"kind": "ready", "pid": os.getpid(), **ready})
     Starter(agent, inbox, ProgramBirth(inbox)).serve()
     raise AssertionError("a starter of programs has no child that returns")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from contextlib import suppress
 from typing import Any, NoReturn
 
 from dlaunch import frames
@@ -124,5 +123,4 @@ class Starter:
         return [pid for pid, known in self._ids.items() if known == process_id]
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        with suppress(OSError):  # an agent that is gone is noticed where it is listened to
-            frames.send(self._agent, {"kind": kind, **fields})
+        frames.tell(self._agent, {"kind": kind, **fields})

@@ -63,8 +63,8 @@ def serve(agent_fd: int, private: Mapping[str, str], capture: Capture, modules_b
     inbox.listen()
     adopt_orphans()
     die_with_parent(signal.SIGTERM, os.getppid())
-    seconds = round(time.monotonic() - began, 3)
-    frames.send(agent, {"kind": "ready", "pid": os.getpid(), "preloaded": loaded, "seconds": seconds})
+    ready = {"preloaded": loaded, "serves_store": store.can_serve(), "seconds": round(time.monotonic() - began, 3)}
+    frames.tell(agent, {"kind": "ready", "pid": os.getpid(), **ready})
     request = Starter(agent, inbox, WarmBirth(inbox)).serve()
     agent.detach()
     become_worker(request, heritage, capture)
@@ -75,7 +75,7 @@ def _preload(agent: socket.socket, private: Mapping[str, str]) -> list[str]:
     try:
         return preload(asked, defaults=DEFAULTS in private)
     except Refused as why:
-        frames.send(agent, {"kind": "refused", "reason": str(why), "module": why.module, "asked": why.asked})
+        frames.tell(agent, {"kind": "refused", "reason": str(why), "module": why.module, "asked": why.asked})
         os._exit(0)
 
 

@@ -148,6 +148,12 @@ def test_a_state_that_was_shown_is_not_shown_again_by_the_newline() -> None:
     assert lines.feed(b"\n", 1.1) + lines.finish() == b""
 
 
+def test_a_bar_that_is_painted_again_as_it_was_is_not_shown_again() -> None:
+    lines = ConsoleLines()
+    assert lines.feed(b"\r50%", 1.0) + lines.update(1.0) == b"50%\n"
+    assert lines.feed(b"\r50%", 3.0) + lines.update(3.0) == b""
+
+
 def test_nothing_is_due_when_no_bar_runs() -> None:
     lines = ConsoleLines()
     lines.feed(b"text\nand a prompt: ", 1.0)

@@ -1,0 +1,133 @@
+"""Measures dlaunch against torchrun on this machine, in one run: arms take turns, medians and paired ratios are shown.
+
+    python benchmarks/launcher.py                       everything, five rounds
+    python benchmarks/launcher.py --only recovery       one question (see --list)
+    python benchmarks/launcher.py --quick               one round of smaller sizes: only to see whether it works
+
+The figures go to bench-results/ as JSON too. See docs/how-to/run-the-benchmarks.md for what each one means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from measurements import Numbers, Question, questions
+from process_tree import adopt_orphans
+from ratios import Samples, table
+from trial import TimedOut, Trial
+
+RESULTS = Path(__file__).resolve().parent.parent / "bench-results"
+
+
+def main() -> int:
+    arguments = _parse_arguments()
+    chosen = questions(arguments.quick)
+    if arguments.list:
+        print(*(question.name for question in chosen), sep="\n")
+        return 0
+    if arguments.only:
+        chosen = [question for question in chosen if question.name in arguments.only]
+    rounds = 1 if arguments.quick else arguments.runs
+    adopt_orphans()
+    document = {**_machine(), "rounds": rounds, "questions": {}}
+    left_behind: list[str] = []
+    for question in chosen:
+        _prepare(question)
+        results = _measure(question, rounds, left_behind)
+        document["questions"][question.name] = results
+        for metric in question.metrics:
+            print(*table(metric, results[metric.name]), "", sep="\n", flush=True)
+    document["load_after"] = os.getloadavg()
+    _say_what_was_left(left_behind)
+    print(f"written to {_write(document)}")
+    return 1 if any(line.startswith("dlaunch") for line in left_behind) else 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    names = [question.name for question in questions(quick=False)]
+    parser = argparse.ArgumentParser(description="Measure dlaunch against torchrun, arm by arm in turns.")
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--runs", type=int, default=5, help="rounds; five at least for a figure to be told")
+    parser.add_argument("--quick", action="store_true", help="one round of smaller sizes, to see whether it works")
+    parser.add_argument("--list", action="store_true", help="print what can be measured")
+    return parser.parse_args()
+
+
+def _prepare(question: Question) -> None:
+    """One trial of each arm that does not count: it fills the disk's cache and writes what Python compiles."""
+    for arm, measure in question.arms.items():
+        _try(question, arm, measure, [])
+
+
+def _measure(question: Question, rounds: int, left_behind: list[str]) -> dict[str, Samples]:
+    """A, B, C, A, B, C, ...: what disturbs the machine disturbs all arms."""
+    results: dict[str, dict[str, list[float | None]]] = {
+        metric.name: {arm: [] for arm in question.arms} for metric in question.metrics
+    }
+    for number in range(rounds):
+        for arm, measure in question.arms.items():
+            _show_progress(f"{question.name}: round {number + 1} of {rounds}, {arm}")
+            numbers = _try(question, arm, measure, left_behind)
+            for metric in question.metrics:
+                results[metric.name][arm].append(numbers.get(metric.name))
+    _show_progress("")
+    return results
+
+
+def _try(question: Question, arm: str, measure: Callable[[Trial], Numbers], left_behind: list[str]) -> Numbers:
+    """The numbers of one trial; none if it hung or failed."""
+    numbers: Numbers = {}
+    with Trial(question.environments[arm]) as trial:
+        try:
+            numbers = measure(trial)
+        except TimedOut:
+            _show_progress("")
+            print(f"  {question.name}, {arm}: a trial hung or failed", flush=True)
+    left_behind.extend(f"{arm}, {question.name}: {process}" for process in trial.left)
+    return numbers
+
+
+def _show_progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _say_what_was_left(left_behind: list[str]) -> None:
+    if left_behind:
+        print("processes that outlived their launcher:", *left_behind, sep="\n  ")
+    else:
+        print("no process outlived its launcher")
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "schema": "dlaunch.bench/1",
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "cpus": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "dlaunch": version("dlaunch"),
+        "load_before": os.getloadavg(),
+    }
+
+
+def _write(document: dict[str, Any]) -> Path:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"launcher-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

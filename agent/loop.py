@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import assert_never
+from typing import NoReturn
 
 from dlaunch import frames
 from dlaunch.clock import now
@@ -122,8 +122,9 @@ class Loop:
 
     def _wait(self) -> None:
         for key, _mask in self._selector.select(self._timeout()):
-            heard: Callable[[int], object] = key.data
-            heard(key.fd)
+            if self._selector.get_map().get(key.fd) is key:  # what was heard before may have ended this one
+                heard: Callable[[int], object] = key.data
+                heard(key.fd)
         if (due_at := self._pump.due_at) is not None and due_at <= now():
             self._pump.show_updates()
         for name, at in sorted(self._timers.items(), key=lambda item: item[1]):
@@ -172,7 +173,7 @@ class Loop:
             case Finish(outcome):
                 self._outcome = outcome
             case _:
-                assert_never(action)
+                _never(action)
 
     def _start_starter(self, method: StartMethod) -> None:
         self._end_starter()
@@ -309,8 +310,8 @@ class Loop:
         if heard is None:
             self._hear_last_words(starter)
             self._release_starter()
-            starter.reap()
-            self._events.append(StarterLost(self._starter_status))
+            guard_status = starter.reap()
+            self._events.append(StarterLost(self._starter_status or guard_status))
 
     def _hear_last_words(self, starter: Starter) -> None:
         """Take in what the starter said before it died: a worker's end must not be lost behind the starter's."""
@@ -341,3 +342,8 @@ class Loop:
             self._unwatch(worker.channel.socket)
         group.close()
         self._pump.close_all()
+
+
+def _never(action: NoReturn) -> NoReturn:
+    """As typing.assert_never, which Python 3.10 lacks: the type checker proves that no action is forgotten."""
+    raise AssertionError(f"unknown action: {action!r}")

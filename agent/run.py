@@ -14,30 +14,31 @@ from .layout import RunDirectory, default_log_path, prune_old_runs
 from .loop import Loop
 from .machine import Machine, Settings
 from .record import RunRecord
-from .signals import ALWAYS_FORWARDED, SignalSource
+from .signals import SignalSource
 from .starter import Starter
 
 
-def run_node(spec: JobSpec, local_world_size: int, console: Console, first_starter: Starter) -> Outcome:
+def run_node(
+    spec: JobSpec, local_world_size: int, console: Console, first_starter: Starter, signals: SignalSource
+) -> Outcome:
     """Run ``local_world_size`` workers until they succeed, fail for good, or a signal ends the job.
 
     ``first_starter`` was started for ``spec`` beforehand, to be on its way while this module was imported; it is used
-    up. Raises ConfigurationError where the job cannot be started as it is specified. Whether this returns or raises,
-    no process of the run lives afterwards.
+    up. ``signals`` has been entered. Raises ConfigurationError where the job cannot be started as it is specified.
+    Whether this returns or raises, no process of the run lives afterwards.
     """
-    with SignalSource([*spec.signals, *ALWAYS_FORWARDED]) as signals:
-        become_subreaper()
-        try:
-            _check_visible_devices(spec, local_world_size)
-            directory = RunDirectory.create(spec)
-        except BaseException:
-            first_starter.dismiss()
-            raise
-        try:
-            return _run(spec, local_world_size, console, first_starter, directory, signals)
-        finally:
-            directory.close()
-            prune_old_runs(default_log_path())
+    become_subreaper()
+    try:
+        _check_visible_devices(spec, local_world_size)
+        directory = RunDirectory.create(spec)
+    except BaseException:
+        first_starter.dismiss()
+        raise
+    try:
+        return _run(spec, local_world_size, console, first_starter, directory, signals)
+    finally:
+        directory.close()
+        prune_old_runs(default_log_path())
 
 
 def _run(

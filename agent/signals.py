@@ -12,13 +12,13 @@ ALWAYS_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SignalSource:
-    """While entered, the signals named arrive at `socket` in place of their usual effect.
+    """While entered, the signals that end a job and those that are passed on arrive at `socket`, without other effect.
 
     A signal that was ignored when dlaunch started (``nohup`` and SIGHUP) stays ignored.
     """
 
-    def __init__(self, signals: Iterable[int]) -> None:
-        self._signals = sorted({int(signum) for signum in signals})
+    def __init__(self, ending: Iterable[int]) -> None:
+        self._signals = sorted({int(signum) for signum in (*ending, *ALWAYS_FORWARDED)})
         self._before: dict[int, Any] = {}
         self.socket, self._writer = socket.socketpair()
 

@@ -8,7 +8,6 @@ This module imports little: the launcher starts the first starter before it impo
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -19,6 +18,7 @@ import dlaunch
 from dlaunch import frames
 from dlaunch.clock import now
 from dlaunch.environ import alike
+from dlaunch.outcome import ExitStatus
 from dlaunch.spec import JobSpec, StartMethod
 
 SEND_TIMEOUT_S = 5.0  # a starter that does not take a request for so long is taken for lost
@@ -80,14 +80,23 @@ class Starter:
             self.destroy()
         self.reap()
 
-    def reap(self) -> None:
-        """Collect the guard's exit status; if it died without saying that nothing is left, see to it."""
-        if not self._swept:
-            self.destroy()
-        with contextlib.suppress(ChildProcessError):  # it was reaped when everything was destroyed
-            os.waitpid(self._guard_pid, 0)
+    def reap(self) -> ExitStatus | None:
+        """Collect the guard and return how it ended; if it died with anything left below it, see to that.
+
+        None where it had to be killed.
+        """
         self.socket.close()
         self.guard_socket.close()
+        status = self._collect()
+        if not self._swept:
+            self.destroy()
+        return status
+
+    def _collect(self) -> ExitStatus | None:
+        try:
+            return ExitStatus.from_wait(os.waitpid(self._guard_pid, 0)[1])
+        except ChildProcessError:
+            return None
 
 
 def _start_frame(spec: JobSpec, method: StartMethod, local_world_size: int) -> frames.Frame:

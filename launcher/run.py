@@ -18,6 +18,7 @@ from .settings import Given
 from .specify import specify
 
 if TYPE_CHECKING:
+    from dlaunch.agent.signals import SignalSource
     from dlaunch.outcome import Outcome
 
     from .terminal import Terminal
@@ -36,19 +37,13 @@ def specify_from_here(given: Given, command: Sequence[str]) -> JobSpec:
 def run_job(spec: JobSpec) -> int:
     """Run the job on this node, tell how it ended, and return the exit code."""
     from dlaunch.agent.resolve import resolve_local_world_size  # noqa: PLC0415
-    from dlaunch.agent.starter import Starter  # noqa: PLC0415
+    from dlaunch.agent.signals import SignalSource  # noqa: PLC0415
 
     interpreter = spec.program.interpreter or sys.executable
     local_world_size = resolve_local_world_size(spec.nproc_per_node, interpreter, os.environ)
-    starter = Starter(
-        spec, spec.start_method, local_world_size
-    )  # it gets ready while the rest of the agent is imported
-    from dlaunch.agent.run import run_node  # noqa: PLC0415
-
-    from .terminal import Terminal  # noqa: PLC0415
-
-    with Terminal(spec) as terminal:
-        outcome = run_node(spec, local_world_size, terminal, starter)
+    with SignalSource(spec.signals) as signals:
+        terminal, outcome = _run(spec, local_world_size, signals)
+    with terminal:
         if spec.summary_json is not None:
             from .summary import write_outcome  # noqa: PLC0415
 
@@ -57,6 +52,23 @@ def run_job(spec: JobSpec) -> int:
             terminal.report(report)
         _finish(terminal)
     return outcome.exit_code
+
+
+def _run(spec: JobSpec, local_world_size: int, signals: SignalSource) -> tuple[Terminal, Outcome]:
+    """The outcome, and the terminal that may still have output of the job to show."""
+    from dlaunch.agent.starter import Starter  # noqa: PLC0415
+
+    starter = Starter(spec, spec.start_method, local_world_size)  # gets ready while the rest is imported
+    from dlaunch.agent.run import run_node  # noqa: PLC0415
+
+    from .terminal import Terminal  # noqa: PLC0415
+
+    terminal = Terminal(spec)
+    try:
+        return terminal, run_node(spec, local_world_size, terminal, starter, signals)
+    except BaseException:
+        terminal.close()
+        raise
 
 
 def _finish(terminal: Terminal) -> None:

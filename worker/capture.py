@@ -14,7 +14,7 @@ import time
 
 from dlaunch.clock import now
 
-from .exception import describe, is_uncaught
+from .exception import describe
 from .late import late_variables
 
 TYPE_CHECKING = False  # as in typing, without the milliseconds that importing it costs
@@ -56,12 +56,11 @@ class Capture:
         late = [] if self._before is None else late_variables(self._before, os.environ)
         data = b""
         error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException):
+        if isinstance(error, BaseException) and _may_describe(error):
             told = describe(error)
             self._write_error_file(told)
-            data = _frame({"kind": "exception", "at": at, "uncaught": is_uncaught(error), **told})
-        data += _frame({"kind": "finalizing", "at": at, "late_variables": late})
-        self._send(data)
+            data = _frame({"kind": "exception", "at": at, **told})
+        self._send(data + _finalizing(at, late))
 
     def _send(self, data: bytes) -> None:
         """Write to the channel, unless the script closed it and opened something else under its number."""
@@ -91,12 +90,30 @@ class Capture:
             pass  # the agent hears of the exception through the channel
 
 
+def _may_describe(error: BaseException) -> bool:
+    """Whether the words for it can be found without changing how the process ends.
+
+    CPython ends a process by SIGINT after a KeyboardInterrupt, unless it evaluates a string in between (which resets
+    _PyRuntime.signals.unhandled_keyboard_interrupt), as the import of many a standard module does (namedtuple).
+    """
+    return not isinstance(error, KeyboardInterrupt) or sys.modules.keys() >= {"json", "linecache", "traceback"}
+
+
+def _finalizing(at: float, late: list[str]) -> bytes:
+    names = ",".join(f'"{name}"' for name in late)  # late.py lets no others than identifiers through
+    return _framed(f'{{"kind":"finalizing","at":{at!r},"late_variables":[{names}]}}')
+
+
 def _frame(frame: dict[str, Any]) -> bytes:
-    """As dlaunch.frames has it, which is not imported at a worker's start for the time that takes."""
     import json  # noqa: PLC0415
 
-    body = json.dumps(frame, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    return len(body).to_bytes(4, "big") + body
+    return _framed(json.dumps(frame, ensure_ascii=False))
+
+
+def _framed(body: str) -> bytes:
+    """As dlaunch.frames does it, which is not imported at a worker's start for the time that takes."""
+    data = body.encode("utf-8", "surrogatepass")
+    return len(data).to_bytes(4, "big") + data
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -32,4 +32,6 @@ def late_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[
 
 
 def _matters(name: str) -> bool:
-    return name in _NAMES or (name.startswith(_PREFIXES) and name not in _SET_BY_TORCH)
+    if name in _NAMES:
+        return True
+    return name.startswith(_PREFIXES) and name.isidentifier() and name.isascii() and name not in _SET_BY_TORCH

@@ -13,6 +13,7 @@ from typing import Any
 def renew(changed: Collection[str]) -> None:
     """Renew whatever of it is loaded; ``changed`` are the variables that torch has seen with other values, or not."""
     _renew_streams()
+    _renew_main()
     if threading := sys.modules.get("threading"):
         threading.main_thread()._set_native_id()  # Python 3.11 keeps the parent's
     if process := sys.modules.get("multiprocessing.process"):
@@ -21,6 +22,21 @@ def renew(changed: Collection[str]) -> None:
         numpy_random.seed()  # the module random does so itself after a fork
     if torch := sys.modules.get("torch"):
         _renew_torch(torch, changed)
+
+
+def _renew_main() -> None:
+    """Put a new, equal module in the place of the empty ``__main__``.
+
+    The old one was frozen with the rest (``gc.freeze``). Its namespace would never be collected, and neither would what
+    the script keeps in it: at exit, no destructor of a global would run, and no open file would be written out.
+    """
+    old = sys.modules["__main__"]
+    new = type(old)("__main__")
+    vars(new).clear()
+    vars(new).update(vars(old))
+    if "__annotations__" in vars(new):  # from Python 3.14 on it is made when it is needed
+        vars(new)["__annotations__"] = {}
+    sys.modules["__main__"] = new
 
 
 def _renew_multiprocessing(process: Any) -> None:

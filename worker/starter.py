@@ -114,6 +114,8 @@ class Starter:
         self._sweep = self._look_again_s = None
 
     def _end(self, code: int) -> NoReturn:
+        self._reap()
+        self._ids.clear()  # whoever dies from here on was ended by us: that is no failure of a worker to be told
         self._inbox.forget(self._agent.fileno())
         end_everything_below(self._inbox, self._reap)
         os._exit(code)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+import traceback  # noqa: F401  -- so that no worker has to, to describe its end (capture.py)
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 

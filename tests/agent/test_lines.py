@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlaunch.agent.lines import ConsoleLines, WholeLines, with_prefix
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 NEVER = -1.0  # a time at which no update is due
 QUARTERS = st.integers(4, 80).map(lambda quarters: quarters / 4)  # of a second, exact in floating point
@@ -37,16 +39,19 @@ def ended(text: bytes) -> bytes:
     return text if not text or text.endswith(b"\n") else text + b"\n"
 
 
+@unhurried
 @given(chunked(PLAIN))
 def test_text_without_carriage_returns_comes_out_as_it_went_in(chunks: list[bytes]) -> None:
     assert shown(chunks) == ended(b"".join(chunks))
 
 
+@unhurried
 @given(chunked(TEXT))
 def test_what_is_shown_does_not_depend_on_where_the_stream_was_cut(chunks: list[bytes]) -> None:
     assert shown(chunks) == shown([b"".join(chunks)])
 
 
+@unhurried
 @given(chunked(TEXT), st.lists(QUARTERS, max_size=13).map(sorted))
 def test_no_ordinary_line_is_lost_or_moved_while_a_bar_is_shown(chunks: list[bytes], times: list[float]) -> None:
     lines = ConsoleLines()
@@ -62,6 +67,7 @@ def test_no_ordinary_line_is_lost_or_moved_while_a_bar_is_shown(chunks: list[byt
             assert any(line.rstrip(b"\r") == candidate.rstrip(b"\r") for candidate in left), line
 
 
+@unhurried
 @given(chunked(TEXT), st.lists(QUARTERS, max_size=13).map(sorted))
 def test_updates_are_at_least_a_second_apart(chunks: list[bytes], times: list[float]) -> None:
     lines = ConsoleLines()
@@ -73,6 +79,7 @@ def test_updates_are_at_least_a_second_apart(chunks: list[bytes], times: list[fl
     assert all(later - earlier >= 1 for earlier, later in pairwise(moments))
 
 
+@unhurried
 @given(chunked(PLAIN), st.integers(1, 6))
 def test_a_line_that_is_too_long_is_cut_at_fixed_places(chunks: list[bytes], longest: int) -> None:
     lines = WholeLines(longest)
@@ -88,6 +95,7 @@ def test_the_pieces_of_a_long_line_are_exactly_as_long_as_allowed() -> None:
     assert lines.feed(b"ab") + lines.feed(b"cdefghij\nk\n") == b"abcd\nefgh\nij\nk\n"
 
 
+@unhurried
 @given(chunked(PLAIN), st.sampled_from([b"0:1 ", b"[default0]:", b"\n", b""]))
 def test_every_line_has_its_prefix(chunks: list[bytes], prefix: bytes) -> None:
     lines = ConsoleLines()

@@ -7,28 +7,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dlaunch.agent.logfile import LogFile
 
 DEADLINE_S = 60
 
 
-def test_a_log_file_that_ended_early_says_so_at_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", [(1000,) * 10, (4900, 200), (9000,)])
+def test_a_log_file_that_ended_early_says_so_at_its_end(sizes: tuple[int, ...], tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     code = (
         "import pathlib, resource, sys\n"
-        "from dlaunch.agent.logfile import LogFile\n"
+        "import pytest
+
+from dlaunch.agent.logfile import LogFile\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
         "file = LogFile(pathlib.Path(sys.argv[1]), print)\n"
-        "for i in range(10): file.write(b'x' * 999 + b'\\n')\n"
+        "for size in map(int, sys.argv[2:]): file.write(b'x' * size)\n"
         "file.close()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        [sys.executable, "-c", code, path, *map(str, sizes)], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert re.fullmatch(r".*stdout\.log cannot be written \(File too large\); the job goes on.*\n", done.stdout)
     text = path.read_bytes()
     assert len(text) == 5000
-    assert text.startswith((b"x" * 999 + b"\n") * 4)
+    assert text.startswith(b"x" * 4900)
     assert text.endswith(b"\n[dlaunch: this file ends here, the rest could not be written: File too large]\n")
 
 

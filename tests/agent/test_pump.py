@@ -124,7 +124,7 @@ BYTES = st.lists(st.sampled_from([b"line", b"\n", b"\0\xff", b"\n\n", b"x" * 70]
 WRITES = st.lists(st.tuples(st.integers(0, 2), st.booleans(), BYTES.map(b"".join)), max_size=12)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(writes=WRITES)
 def test_every_byte_is_in_the_file_and_every_line_whole_on_the_console(
     tmp_path: Path, writes: list[tuple[int, bool, bytes]]

@@ -1,0 +1,81 @@
+"""The reference and the code say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dlaunch.errors import ExitCode
+from dlaunch.launcher.main import command_line
+from dlaunch.launcher.options import BY_SPELLING, OPTIONS, Option, normalize
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PAGES = sorted(REFERENCE.glob("*.md"))
+NOT_OURS = {"--help", "--version", "--local-rank"}  # common to all commands; handed to the script
+EXAMPLES = {"--log"}  # what torchrun would take for an abbreviation
+
+
+def read(name: str) -> str:
+    return (REFERENCE / name).read_text()
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.dest)
+def test_an_option_is_not_in_the_reference_as_it_is(option: Option) -> None:
+    rows = [
+        row for row in read("cli.md").splitlines() if row.startswith("|") and f"`{option.name}" in row.split(" | ")[0]
+    ]
+    assert len(rows) == 1, rows
+    flag, default, variables, meaning = re.split(r"(?<!\\)\|", rows[0])[1:5]
+    for spelling in option.spellings:
+        assert f"`{spelling}" in flag
+    assert option.metavar.replace("|", "\\|") in flag
+    assert default.strip() == (f"`{option.default}`" if option.default else "off" if option.is_flag else "")
+    assert variables.strip() == ", ".join(f"`{variable}`" for variable in option.variables)
+    assert meaning.strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_an_option_that_does_not_exist(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z_-]*", page.read_text()))
+    assert {flag for flag in named if normalize(flag) not in BY_SPELLING} <= NOT_OURS | EXAMPLES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_a_variable_that_does_not_exist(page: Path) -> None:
+    named = set(re.findall(r"\b(?:PET|DLAUNCH)_[A-Z_]+\b", page.read_text()))
+    assert named <= {variable for option in OPTIONS for variable in option.variables}
+
+
+def test_a_command_is_not_in_the_reference() -> None:
+    for command in command_line().commands:
+        assert f"dlaunch [{command}]" in read("cli.md")
+
+
+def test_an_exit_code_is_not_in_the_reference() -> None:
+    told = dict(re.findall(r"^\| (\d+) \| (\w+) \|", read("exit-codes.md"), re.MULTILINE))
+    assert told == {str(code.value): code.name for code in ExitCode}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_link_leads_nowhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).is_file(), target
+
+
+def test_a_variable_that_a_worker_sees_is_not_in_the_reference() -> None:
+    from dlaunch.environ import Meeting, Place, worker_environment
+
+    seen = worker_environment(
+        Place(rank=0, local_rank=0, world_size=2, local_world_size=2),
+        Meeting("127.0.0.1", 1, served_by_agent=True),
+        run_id="id",
+        restart_count=0,
+        max_restarts=0,
+        error_file="",
+        signals="",
+        inherited={"CUDA_VISIBLE_DEVICES": "0,1"},
+        virtual_local_rank=True,
+    )
+    assert {name for name in seen if f"`{name}`" not in read("environment.md")} == set()

@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import UsageError
 
@@ -25,8 +26,7 @@ class ProgramKind(Enum):
     EXECUTABLE = "executable"  # --no-python: the program itself
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """What every worker runs."""
 
     kind: ProgramKind
@@ -93,8 +93,7 @@ class Streams(Enum):
         return bool(self.value & (1 if stream == "stdout" else 2))
 
 
-@dataclass(frozen=True, slots=True)
-class StreamMap:
+class StreamMap(NamedTuple):
     """``0|1|2|3`` for all local ranks, or ``local_rank:value`` for some."""
 
     default: Streams = Streams.NONE
@@ -105,14 +104,17 @@ class StreamMap:
         return dict(self.by_local_rank).get(local_rank, self.default)
 
 
+_NO_STREAMS = StreamMap()
+
+
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
     """Where the workers' output goes."""
 
     log_dir: Path | None = None  # None: a private directory of the user's below the temporary one
     keep_files: bool = True  # False for --log-dir /dev/null
-    redirects: StreamMap = StreamMap()  # to files only
-    tee: StreamMap = StreamMap()  # to files, and to the console with torchrun's prefix
+    redirects: StreamMap = _NO_STREAMS  # to files only
+    tee: StreamMap = _NO_STREAMS  # to files, and to the console with torchrun's prefix
     local_ranks_filter: frozenset[int] | None = None  # which local ranks show on the console; None: all
     stdout_filters: tuple[str, ...] = ()  # lines that contain one of these go to filtered_stdout.log too
     stderr_filters: tuple[str, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from dlaunch.outcome import Attempt, ExceptionInfo, ExitStatus, Failure, FailureKind, Outcome, RunState, TracebackFrame
@@ -44,7 +43,7 @@ FAILURE = Failure(
 def failed(failure: Failure = FAILURE, **changes: Any) -> Outcome:
     """A run that this failure ended."""
     attempts = (
-        Attempt(0, 1000.0, 1001.0, replace(failure, attempt=0), 3),
+        Attempt(0, 1000.0, 1001.0, failure._replace(attempt=0), 3),
         Attempt(1, 1001.0, 1002.0, None),
         Attempt(2, 1002.0, 1010.5, failure, 7),
     )
@@ -62,7 +61,7 @@ def failed(failure: Failure = FAILURE, **changes: Any) -> Outcome:
         ended_at=1010.5,
         run_dir="/logs/id_1234",
     )
-    return replace(outcome, **changes)
+    return outcome._replace(**changes)
 
 
 def succeeded(restarts_used: int = 0) -> Outcome:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
 
@@ -40,7 +39,7 @@ BY_EXCEPTION = [
 
 @pytest.mark.parametrize(("kind", "message", "begins"), BY_EXCEPTION)
 def test_an_exception_gets_another_hint(kind: str, message: str, begins: str) -> None:
-    failure = replace(FAILURE, exception=ExceptionInfo(kind, message))
+    failure = FAILURE._replace(exception=ExceptionInfo(kind, message))
     assert hint(failure).startswith(begins)
 
 
@@ -60,11 +59,11 @@ def test_an_exception_that_says_it_all_gets_a_hint() -> None:
     ],
 )
 def test_a_signal_gets_another_hint(number: signal.Signals, word: str) -> None:
-    assert word in hint(replace(FAILURE, kind=FailureKind.SIGNAL, exception=None, status=ExitStatus(signal=number)))
+    assert word in hint(FAILURE._replace(kind=FailureKind.SIGNAL, exception=None, status=ExitStatus(signal=number)))
 
 
 def test_an_unknown_signal_gets_a_hint() -> None:
-    assert hint(replace(FAILURE, kind=FailureKind.SIGNAL, exception=None, status=ExitStatus(signal=40))) == ""
+    assert hint(FAILURE._replace(kind=FailureKind.SIGNAL, exception=None, status=ExitStatus(signal=40))) == ""
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_an_unknown_signal_gets_a_hint() -> None:
 )
 def test_an_exit_gets_another_hint(code: int, finalized: bool, program: ProgramKind, word: str) -> None:
     status = ExitStatus(code=code)
-    failure = replace(FAILURE, kind=FailureKind.EXIT, exception=None, finalized=finalized, status=status)
+    failure = FAILURE._replace(kind=FailureKind.EXIT, exception=None, finalized=finalized, status=status)
     assert word in hint(failure, program)
 
 
@@ -91,4 +90,4 @@ def test_an_exit_gets_another_hint(code: int, finalized: bool, program: ProgramK
     ],
 )
 def test_a_kind_of_failure_gets_another_hint(kind: FailureKind, word: str) -> None:
-    assert word in hint(replace(FAILURE, kind=kind, exception=None))
+    assert word in hint(FAILURE._replace(kind=kind, exception=None))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,8 +38,7 @@ def test_an_exception_is_not_told_as_it_should_be() -> None:
 
 
 def test_a_kill_is_not_told_as_it_should_be() -> None:
-    failure = replace(
-        runs.FAILURE,
+    failure = runs.FAILURE._replace(
         kind=FailureKind.SIGNAL,
         status=ExitStatus(signal=signal.SIGSEGV),
         exception=None,
@@ -88,7 +86,7 @@ def test_a_kill_is_not_told_as_it_should_be() -> None:
     ],
 )
 def test_a_kind_of_failure_is_told_otherwise(changes: dict[str, Any], headline: str) -> None:
-    failure = replace(runs.FAILURE, exception=None, **changes)
+    failure = runs.FAILURE._replace(exception=None, **changes)
     assert told(runs.failed(failure))[0] == f"dlaunch: the job failed: {headline}"
 
 
@@ -115,23 +113,23 @@ def test_a_failure_without_attempts_is_not_told() -> None:
 def test_frames_of_libraries_are_hidden_although_there_are_no_others() -> None:
     library = TracebackFrame("/venv/lib/python3.11/site-packages/torch/serialization.py", 1, "load", "x")
     exception = ExceptionInfo("EOFError", "", (library,))
-    lines = told(runs.failed(replace(runs.FAILURE, exception=exception)))
+    lines = told(runs.failed(runs.FAILURE._replace(exception=exception)))
     assert "  at        /venv/lib/python3.11/site-packages/torch/serialization.py:1 in load: x" in lines
     assert lines[0] == "dlaunch: the job failed: rank 5 raised EOFError"
 
 
 def test_only_the_last_state_of_a_progress_bar_is_not_shown() -> None:
-    failure = replace(runs.FAILURE, exception=None, last_output=(" 10%|#   |\r 20%|##  |\r 30%|### |\r",))
+    failure = runs.FAILURE._replace(exception=None, last_output=(" 10%|#   |\r 20%|##  |\r 30%|### |\r",))
     assert "  output     30%|### |" in told(runs.failed(failure))
 
 
 def test_a_path_of_the_log_is_cut() -> None:
     path = "/logs/" + "x" * 300 + "/stderr.log"
-    assert f"  log       {path}" in told(runs.failed(replace(runs.FAILURE, log_file=path)), 80)
+    assert f"  log       {path}" in told(runs.failed(runs.FAILURE._replace(log_file=path)), 80)
 
 
 def test_the_hint_of_a_program_speaks_of_python() -> None:
-    failure = replace(runs.FAILURE, kind=FailureKind.EXIT, exception=None, finalized=False, status=ExitStatus(code=3))
+    failure = runs.FAILURE._replace(kind=FailureKind.EXIT, exception=None, finalized=False, status=ExitStatus(code=3))
     lines = told(runs.failed(failure), 200, Program(ProgramKind.EXECUTABLE, "tool"))
     assert lines[-1] == "  hint      The program ended by itself with this exit code: its last lines may say why."
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from tests.launcher.failures import FAILURE, PROGRAM, failed, interrupted, succe
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 SCHEMA = json.loads((REFERENCE / "summary.schema.json").read_text())
-KILLED = replace(FAILURE, kind=FailureKind.SIGNAL, exception=None, status=ExitStatus(signal=9), log_file=None)
-LOST = replace(KILLED, kind=FailureKind.INFRASTRUCTURE, rank=None, local_rank=None, pid=None, status=None)
+KILLED = FAILURE._replace(kind=FailureKind.SIGNAL, exception=None, status=ExitStatus(signal=9), log_file=None)
+LOST = KILLED._replace(kind=FailureKind.INFRASTRUCTURE, rank=None, local_rank=None, pid=None, status=None)
 
 
 def check(document: dict[str, Any]) -> None:

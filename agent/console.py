@@ -13,7 +13,10 @@ class Console(Protocol):
     """The terminal (or pipe) that a person reads. No method ever blocks on a slow reader."""
 
     def prefix(self, place: Place, stream: Stream, *, tee: bool) -> bytes:
-        """What stands before each line of a worker; empty where output is passed through as it comes.
+        """What stands before each line of a worker; may be empty.
+
+        The output of a job's only worker is passed through as it comes where the prefix is empty; of several workers
+        it is shown in whole lines all the same.
 
         ``tee`` is true for a stream that was named by ``--tee`` and so gets torchrun's prefix.
         """

@@ -51,7 +51,7 @@ from .events import (
 from .restart import GiveUp, decide_restart
 
 KILL_S = 5.0  # how long a killed worker may take to be reaped before everything is destroyed
-SWEEP_S = 5.0  # how long the starter may take to answer a sweep, beyond the sweep's own time
+SWEEP_S = 10.0  # how long the starter may take to answer a sweep, beyond the gentle part
 IMPATIENT = (signal.SIGINT, signal.SIGQUIT)  # a second one of these kills at once
 
 

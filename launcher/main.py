@@ -111,6 +111,7 @@ def _run(command: Sequence[str], **given: Any) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (without the program's name; None: sys.argv) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_descriptors()
     try:
         code = command_line().main(arguments, prog_name="dlaunch", standalone_mode=False)
         return code if isinstance(code, int) else ExitCode.OK
@@ -125,6 +126,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _end("refused", ExitCode.INTERRUPTED, "Interrupted outside of the job.", arguments)
     except Exception as error:
         return _report_bug(error, arguments)
+
+
+def _open_standard_descriptors() -> None:
+    """Put /dev/null where stdin, stdout or stderr were closed (``dlaunch ... >&-``), lest a pipe of ours lands there."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _refuse(error: DlaunchError, arguments: Sequence[str]) -> int:

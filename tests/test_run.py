@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -366,3 +368,22 @@ def test_the_others_are_not_left_to_find_out_that_a_peer_has_failed(job: Start, 
     assert done.exit_code == 1
     assert "0:1 cleaned up" in done.stdout
     assert done.stderr.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2"])
+def test_a_closed_standard_descriptor_is_not_taken_by_a_pipe_of_ours(job: Start, script: Write, closed: str) -> None:
+    path = script(
+        "import pathlib; pathlib.Path('ran').write_text('x'); print('out'); import sys; print('err', file=sys.stderr)"
+    )
+    shell = f'exec "$0" -m dlaunch --start-method exec "$1" {closed}>&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", shell, sys.executable, path],
+        cwd=Path(path).parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert (Path(path).parent / "ran").exists()
+    assert done.stdout == ("" if closed == "1" else "out\n")
+    assert done.stderr == ("" if closed == "2" else "err\n")

@@ -15,7 +15,7 @@ from .family import Relative
 from .signals import SignalInbox
 
 NATURAL_END_S = 1.0  # a gentle sweep lets things end by themselves for so long
-TIDY_S = 1.0  # what cleans up after others gets so long once the others are dead
+TIDY_S = 5.0  # what cleans up after others gets at most so long once the others are dead
 LOOK_AGAIN_S = 0.02  # a process that was born while we looked is found at the next look
 
 

@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from expectation import ends_by_itself, is_lethal, strikes_the_first_that_appears
-from process_tree import MARK, Process, children_of, collect_zombies, kill_all, now, processes_of, wait_until_gone
+from process_tree import (
+    MARK,
+    Process,
+    catches,
+    children_of,
+    collect_zombies,
+    kill_all,
+    now,
+    processes_of,
+    wait_until_gone,
+)
 from scenario import Moment, Scenario, Start, Trigger, Victim
 
 PROGRAM = Path(__file__).parent / "chaos_worker.py"
@@ -25,6 +35,7 @@ MOMENT_LIMIT_S = 60.0  # to reach the moment: torch may have to be imported, on 
 END_LIMIT_S = 40.0  # from the last blow to the agent's end
 GONE_LIMIT_S = 20.0  # from the agent's end to that of everything
 STOPPED_FOR_S = 0.2
+BETWEEN_TWO_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,7 @@ class _Run:
                 pass
             case Moment.PREPARING:
                 self._until("a guard is there", lambda: bool(children_of(self._agent.pid, processes_of(self._mark))))
+                self._until("the agent listens to signals", lambda: catches(self._agent.pid, signal.SIGTERM))
                 self._until_there_is_a_victim()
             case Moment.AT_START:
                 self._until_there_is_a_victim()
@@ -140,6 +152,9 @@ class _Run:
             raise NotAsPlanned(f"there is no process of {self._scenario.victim.value} to strike")
         doomed = [_pidfd(pid) for pid in victims.values()] if is_lethal(self._scenario) else []
         self._send(self._scenario.signal, victims)
+        if self._scenario.impatient:
+            time.sleep(BETWEEN_TWO_S)  # not to wait for something: a person is not faster
+            self._send(self._scenario.signal, victims)
         for fd in doomed:
             _wait_for_death(fd)
         if self._scenario.signal is signal.SIGSTOP:

@@ -19,7 +19,7 @@ from pathlib import Path
 RANK = int(os.environ["RANK"])
 ATTEMPT = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 FAIL_CODE = 7
-SLOW_STOP_S = 0.4
+SLOW_STOP_S = 1.8  # at most: less than the grace period of the scenarios that strike meanwhile
 LIMIT_S = 120.0
 
 
@@ -48,7 +48,9 @@ def end_well_at_sigterm(folder: Path) -> None:
 def stop_slowly(folder: Path) -> None:
     def on_term(*_: object) -> None:
         tell(folder, "stopping")
-        time.sleep(SLOW_STOP_S)
+        deadline = time.monotonic() + SLOW_STOP_S
+        while not (folder / "finish").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, on_term)

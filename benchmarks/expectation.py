@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from scenario import Moment, Scenario, Start, Trigger, Victim
 
 S = signal.Signals
-INTERNAL = 70
 SCRIPT_CODE = 7  # what chaos_worker.py fails with
 _KILLERS = (S.SIGKILL, S.SIGSEGV, S.SIGABRT)
 _ENDING = (S.SIGTERM, S.SIGINT, S.SIGHUP, S.SIGQUIT)  # those that end a job when its agent gets them
@@ -22,7 +21,7 @@ class Ending:
     state: str | None  # in the summary; None: there is none
     restarts: int
     why: str
-    cause: str = ""  # "rank N" or "infrastructure": what the summary must blame
+    cause: str = ""  # what the summary must blame for the last failed attempt: "rank N", "any rank", "infrastructure"
 
     def __str__(self) -> str:
         state = f"{self.state}, restarts used {self.restarts}" if self.state else "no summary"
@@ -82,12 +81,12 @@ def _undisturbed(scenario: Scenario) -> Ending:
 
 def _after_a_failure(scenario: Scenario, code: int, cause: str, why: str, earlier: int = 0) -> Ending:
     if scenario.max_restarts > earlier:
-        return Ending(0, "succeeded", earlier + 1, f"{why}, and a restart is left")
+        return Ending(0, "succeeded", earlier + 1, f"{why}, and a restart is left", cause)
     return Ending(code, "failed", earlier, f"{why}, and no restart is left", cause)
 
 
-def _interrupted(signum: signal.Signals) -> Ending:
-    return Ending(128 + signum, "interrupted", 0, f"the agent got {signum.name}")
+def _interrupted(signum: signal.Signals, restarts: int = 0) -> Ending:
+    return Ending(128 + signum, "interrupted", restarts, f"the agent got {signum.name}")
 
 
 def _agent_killed(scenario: Scenario) -> tuple[Ending, ...]:
@@ -126,7 +125,8 @@ def _of_a_blow_to_the_agent(scenario: Scenario) -> tuple[Ending, ...]:
     if scenario.moment is Moment.LAUNCHING:
         too_early = Ending(-scenario.signal, None, 0, "the agent did not listen to signals yet")
         return (_interrupted(scenario.signal), too_early)
-    return (_interrupted(scenario.signal),)
+    announced = 1 if scenario.moment is Moment.RESTARTING else 0  # counts from when it is decided
+    return (_interrupted(scenario.signal, announced),)
 
 
 def _of_a_blow_to_workers(scenario: Scenario) -> Ending:
@@ -154,19 +154,11 @@ def _ends_a_worker(scenario: Scenario) -> bool:
 def _of_a_blow_to_our_own(scenario: Scenario) -> tuple[Ending, ...]:
     if not is_lethal(scenario) or scenario.moment in (Moment.STOPPING, Moment.RESTARTING):
         return (_undisturbed(scenario),)
-    codes = _codes_of_our_own(scenario)
-    why = f"{scenario.victim.value} died"
-    failed = tuple(_after_a_failure(scenario, code, "infrastructure", why) for code in codes)
+    guard_was_asked = scenario.victim is Victim.GUARD and scenario.signal is S.SIGTERM
+    code = 128 + (S.SIGKILL if guard_was_asked else scenario.signal)  # a guard that is asked to end kills the starter
+    failed = _after_a_failure(scenario, code, "infrastructure", f"{scenario.victim.value} died")
     if scenario.moment is not Moment.PREPARING:
-        return failed
+        return (failed,)
     again = Ending(0, "succeeded", 0, "before the workers start, another starter costs nothing")
     at_once_ready = scenario.start is not Start.WARM
-    return (again, *failed) if at_once_ready else (again,)
-
-
-def _codes_of_our_own(scenario: Scenario) -> tuple[int, ...]:
-    """The starter's end is seen by its guard; the guard's end, and how the starter then ended, perhaps by nobody."""
-    seen = 128 + scenario.signal
-    if scenario.victim is Victim.GUARD:
-        return (INTERNAL, 128 + S.SIGKILL, 128 + S.SIGTERM)
-    return (seen,)
+    return (again, failed) if at_once_ready else (again,)

@@ -13,17 +13,23 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from measurements import Numbers, Question, questions
+from ending import ending
+from footprint import agent_memory, help_cpu
 from process_tree import adopt_orphans
-from ratios import Samples, table
+from question import Measure, Numbers, Question
+from ratios import table
+from recovery import recovery
+from start_up import first_line
+from torn_lines import torn_lines
 from trial import TimedOut, Trial
+from workers_memory import workers_memory
 
 RESULTS = Path(__file__).resolve().parent.parent / "bench-results"
 
@@ -37,11 +43,13 @@ def main() -> int:
     if arguments.only:
         chosen = [question for question in chosen if question.name in arguments.only]
     rounds = 1 if arguments.quick else arguments.runs
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the blocks that clear up
     adopt_orphans()
     document = {**_machine(), "rounds": rounds, "questions": {}}
     left_behind: list[str] = []
     for question in chosen:
-        _prepare(question)
+        if not arguments.quick:
+            _warm_up(question)
         results = _measure(question, rounds, left_behind)
         document["questions"][question.name] = results
         for metric in question.metrics:
@@ -50,6 +58,19 @@ def main() -> int:
     _say_what_was_left(left_behind)
     print(f"written to {_write(document)}")
     return 1 if any(line.startswith("dlaunch") for line in left_behind) else 0
+
+
+def questions(quick: bool) -> list[Question]:
+    """All that can be measured; ``quick`` takes smaller sizes, for a look at whether it works."""
+    return [
+        first_line(),
+        help_cpu(),
+        agent_memory(),
+        recovery(),
+        ending(),
+        *[workers_memory(nproc) for nproc in ((2,) if quick else (4, 8))],
+        torn_lines(500 if quick else 20_000),
+    ]
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -62,13 +83,13 @@ def _parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _prepare(question: Question) -> None:
+def _warm_up(question: Question) -> None:
     """One trial of each arm that does not count: it fills the disk's cache and writes what Python compiles."""
     for arm, measure in question.arms.items():
         _try(question, arm, measure, [])
 
 
-def _measure(question: Question, rounds: int, left_behind: list[str]) -> dict[str, Samples]:
+def _measure(question: Question, rounds: int, left_behind: list[str]) -> dict[str, dict[str, list[float | None]]]:
     """A, B, C, A, B, C, ...: what disturbs the machine disturbs all arms."""
     results: dict[str, dict[str, list[float | None]]] = {
         metric.name: {arm: [] for arm in question.arms} for metric in question.metrics
@@ -83,7 +104,7 @@ def _measure(question: Question, rounds: int, left_behind: list[str]) -> dict[st
     return results
 
 
-def _try(question: Question, arm: str, measure: Callable[[Trial], Numbers], left_behind: list[str]) -> Numbers:
+def _try(question: Question, arm: str, measure: Measure, left_behind: list[str]) -> Numbers:
     """The numbers of one trial; none if it hung or failed."""
     numbers: Numbers = {}
     with Trial(question.environments[arm]) as trial:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import time
@@ -49,6 +50,12 @@ def processes_of(mark: str) -> list[Process]:
 def children_of(pid: int, processes: list[Process]) -> list[Process]:
     """Those of ``processes`` whose parent is ``pid``, the oldest first."""
     return sorted((process for process in processes if process.parent == pid), key=lambda process: process.pid)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    found = re.search(rb"^SigCgt:\s+([0-9a-f]+)$", _read(str(pid), "status"), re.MULTILINE)
+    return bool(found and int(found[1], 16) >> (signum - 1) & 1)
 
 
 def wait_until_gone(mark: str, limit_s: float) -> list[Process]:

@@ -8,6 +8,7 @@ from enum import Enum
 from random import Random
 
 S = signal.Signals
+LONG_GRACE_S = 60.0
 
 
 class Start(Enum):
@@ -60,14 +61,30 @@ class Scenario:
     behaviour: str
     nproc: int
     max_restarts: int
-    grace_s: float
+    drawn_grace_s: float
     victim: Victim
     rank: int  # of the worker, where one is struck
     signal: signal.Signals
     moment: Moment
     trigger: Trigger
     delay_s: float  # from the moment to the blow
-    continued: bool  # a stopped victim goes on after a while; otherwise it never does
+    coin: bool
+
+    @property
+    def continued(self) -> bool:
+        """Whether a stopped victim goes on after a while; otherwise it never does."""
+        return self.signal is S.SIGSTOP and self.coin
+
+    @property
+    def impatient(self) -> bool:
+        """Whether the signal comes a second time: a second Ctrl-C must kill at once."""
+        ctrl_c = self.victim is Victim.AGENT and self.signal is S.SIGINT and self.moment is Moment.RUNNING
+        return ctrl_c and self.behaviour == "ignores-term" and self.coin
+
+    @property
+    def grace_s(self) -> float:
+        """Longer than the run may take where the workers are to be killed before it is over."""
+        return LONG_GRACE_S if self.impatient else self.drawn_grace_s
 
     @property
     def backoff_s(self) -> float:
@@ -85,6 +102,8 @@ class Scenario:
             what += f" (rank {self.rank})"
         if self.signal is S.SIGSTOP:
             what += " and SIGCONT later" if self.continued else " for ever"
+        if self.impatient:
+            what += ", twice"
         after = f" after {self.trigger.value}" if self.trigger is not Trigger.NONE else ""
         how = f"{self.start.value}, {self.nproc} x {self.behaviour}, restarts {self.max_restarts}, grace {self.grace_s}"
         return f"{what}, {self.moment.value}{after} [{how}]"
@@ -147,14 +166,14 @@ def _candidate(seed: int, moment: Moment, victim: Victim, random: Random) -> Sce
         behaviour=_behaviour(start, moment, random),
         nproc=nproc,
         max_restarts=random.choice((0, 1, 1, 2)),
-        grace_s=random.choice((0.5, 1.0, 2.5)),
+        drawn_grace_s=random.choice((0.5, 1.0, 2.5)),
         victim=victim,
         rank=random.randrange(nproc),
         signal=random.choice(SIGNALS[victim]),
         moment=moment,
         trigger=_trigger(moment, random),
         delay_s=random.uniform(0.0, _longest_delay_s(moment, start)),
-        continued=random.random() < 0.5,
+        coin=random.random() < 0.5,
     )
 
 

@@ -13,7 +13,8 @@ from expectation import Ending
 REPORT_LINES = 20
 _SOURCES = Path(__file__).resolve().parent.parent
 _OUR_FRAME = re.compile(rf'File "{re.escape(str(_SOURCES))}/(agent|dlaunch|launcher|worker)/.*')
-_OUR_MISTAKE = re.compile(r"this is a bug of dlaunch|Exception ignored in|Fatal Python error")
+_OF_A_WORKER = re.compile(r"^\d+:\d+ .*\n", re.MULTILINE)
+_OUR_MISTAKE = re.compile(r"this is a bug of dlaunch|Exception ignored in|Fatal Python error|Traceback")
 _REPORT_STARTS = re.compile(r"^dlaunch: (the job failed|succeeded after|interrupted)", re.MULTILINE)
 
 
@@ -44,7 +45,13 @@ def _is(ending: Ending, seen: Observation) -> bool:
     if seen.summary is None or ending.state is None:
         return seen.summary is None and ending.state is None
     alike = seen.summary["state"] == ending.state and seen.summary.get("restarts_used") == ending.restarts
-    return alike and _blames(seen.summary["root_cause"], ending.cause)
+    return alike and (ending.state == "interrupted" or _blames(_last_cause(seen.summary), ending.cause))
+
+
+def _last_cause(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """Of the last attempt that failed, whether or not the run did."""
+    causes = [attempt["root_cause"] for attempt in summary["attempts"] if attempt["root_cause"]]
+    return causes[-1] if causes else None
 
 
 def _blames(cause: dict[str, Any] | None, wanted: str) -> bool:
@@ -66,7 +73,7 @@ def _contradictions(summary: dict[str, Any], returncode: int | None) -> Iterator
 def _output(seen: Observation) -> Iterator[str]:
     for frame in _OUR_FRAME.findall(seen.output)[:1]:
         yield f"the output shows a frame of dlaunch's own ({frame})"
-    for mistake in _OUR_MISTAKE.findall(seen.output)[:1]:
+    for mistake in _OUR_MISTAKE.findall(_OF_A_WORKER.sub("", seen.output))[:1]:
         yield f"the output says '{mistake}'"
     state = seen.summary["state"] if seen.summary else None
     start = list(_REPORT_STARTS.finditer(seen.output))
@@ -79,7 +86,7 @@ def _output(seen: Observation) -> Iterator[str]:
 def _tell(seen: Observation) -> str:
     if seen.summary is None:
         return f"exit {seen.returncode}, no summary"
-    summary, cause = seen.summary, seen.summary.get("root_cause")
+    summary, cause = seen.summary, _last_cause(seen.summary) if "attempts" in seen.summary else None
     blamed = f", blaming {cause['kind']} of rank {cause['rank']} ({cause['detail']})" if cause else ""
     used = summary.get("restarts_used")
     return f"exit {seen.returncode}, {summary['state']}, restarts used {used}{blamed}: {summary['reason']}"

@@ -19,6 +19,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent
 DLAUNCH = Path(sys.executable).parent / "dlaunch"
@@ -63,10 +64,11 @@ def say(text: str) -> None:
     print(f"{bold}>>> {text}{plain}", flush=True)
 
 
-def read_record(folder: Path) -> dict:
+def read_record(folder: Path) -> dict[str, Any]:
     """What dlaunch keeps on disk about the run: its state, the attempt, the workers' process ids."""
     (path,) = (folder / "logs").glob("*/record.json")
-    return json.loads(path.read_text())
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
 
 
 def start_anew(folder: Path) -> None:
@@ -77,10 +79,10 @@ def start_anew(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def watch(job: subprocess.Popen, arguments: argparse.Namespace) -> Seen:
+def watch(job: subprocess.Popen[str], arguments: argparse.Namespace) -> Seen:
     """Show the job's output line by line, and kill a worker once when the training has got going."""
     seen = Seen()
-    for line in job.stdout:
+    for line in job.stdout or ():
         print(line, end="", flush=True)
         if found := re.search(r"\baccuracy (\d\.\d{4})\s*$", line):
             seen.accuracy = float(found[1])
@@ -107,7 +109,7 @@ def note_the_return(seen: Seen, folder: Path) -> None:
         say(f"{seen.back_after_s:.2f} s after the kill, the next epoch is done: the job goes on from its checkpoint.")
 
 
-def judge(seen: Seen, summary: dict, arguments: argparse.Namespace) -> list[str]:
+def judge(seen: Seen, summary: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
     """What went wrong, in sentences; nothing if the demo showed what it should."""
     wrong = []
     if summary["exit_code"] != 0:

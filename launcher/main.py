@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_descriptors() -> None:
-    """Put /dev/null where stdin, stdout or stderr were closed (``dlaunch ... >&-``), lest a pipe of ours lands there."""
+    """Put /dev/null where a standard stream was closed (``dlaunch ... >&-``), lest a pipe of ours lands there."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

@@ -59,8 +59,14 @@ class Guard:
         while self._starter:
             readable, signals = self._inbox.wait(None)
             self._reap()
-            if signal.SIGTERM in signals or (readable and not self._agent.recv(1)):
+            if signal.SIGTERM in signals or (readable and self._agent_has_gone()):
                 return
+
+    def _agent_has_gone(self) -> bool:
+        try:
+            return not self._agent.recv(1)
+        except OSError:  # a reset: it died with something of ours unread
+            return True
 
     def _reap(self) -> None:
         for pid, status in family.reap():

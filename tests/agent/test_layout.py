@@ -61,6 +61,13 @@ def test_two_runs_of_one_name_share_nothing(tmp_path: Path) -> None:
     assert RunDirectory.create(spec).path != RunDirectory.create(spec).path
 
 
+def test_a_name_that_is_taken_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter([b"\0\0\0\0", b"\0\0\0\0", b"\0\0\0\1"])
+    monkeypatch.setattr(os, "urandom", lambda size: next(drawn)[:size])
+    runs = [RunDirectory.create(job(log_dir=tmp_path)) for _ in range(2)]
+    assert [run.path for run in runs] == [tmp_path / "job_00000000", tmp_path / "job_00000001"]
+
+
 def test_no_files_are_kept_when_none_are_wanted(temporary: Path) -> None:
     run = RunDirectory.create(job(keep_files=False, stdout_filters=("loss",), stderr_filters=("loss",)))
     assert run.path is None

@@ -19,16 +19,18 @@ def test_a_log_file_that_ended_early_says_so_at_its_end(sizes: tuple[int, ...], 
     path = tmp_path / "stdout.log"
     code = (
         "import pathlib, resource, sys\n"
-        "import pytest
-
-from dlaunch.agent.logfile import LogFile\n"
+        "from dlaunch.agent.logfile import LogFile\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
         "file = LogFile(pathlib.Path(sys.argv[1]), print)\n"
         "for size in map(int, sys.argv[2:]): file.write(b'x' * size)\n"
         "file.close()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, path, *map(str, sizes)], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        [sys.executable, "-c", code, path, *map(str, sizes)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
     )
     assert re.fullmatch(r".*stdout\.log cannot be written \(File too large\); the job goes on.*\n", done.stdout)
     text = path.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,26 @@ def open_files(directory: Path) -> list[int]:
         except OSError:
             continue
     return sizes
+
+
+def test_what_comes_later_does_not_overtake_what_lies_in_a_file() -> None:
+    spool = Spool(memory_bytes=100)
+    spool.put("stdout", b"x" * 200)
+    spool.put("stdout", b"small")
+    assert rest_of(spool, 200) == [("stdout", b"x" * 200), ("stdout", b"small")]
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_block_loses_nothing(tmp_path: Path) -> None:
+    spool = Spool(memory_bytes=1000, directory=tmp_path)
+    blocks = [b"%04d" % i * 100 for i in range(20)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+    try:
+        accepted = [spool.put("stdout", block) for block in blocks]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert all(accepted)
+    assert b"".join(data for _, data in rest_of(spool, 333)) == b"".join(blocks)
 
 
 def test_without_a_disk_memory_is_used_and_then_blocks_are_refused(

@@ -255,26 +255,28 @@ def test_half_a_line_elsewhere_does_not_touch_a_notice(environment: dict[str, st
     assert done.stderr == b"dlaunch: first\ndlaunch: second of two lines\ndlaunch: third\n"
 
 
+@pytest.mark.parametrize("blocking", [True, False])
 def test_the_flags_of_a_shared_descriptor_are_not_touched_and_a_non_blocking_one_is_no_trouble(
-    environment: dict[str, str],
+    blocking: bool, environment: dict[str, str]
 ) -> None:
     code = """
 with Terminal(spec) as terminal:
     for i in range(100_000):
         terminal.write("stdout", b"%d\\n" % i)
+    print("queued", file=sys.stderr, flush=True)
 """
-    for blocking in (True, False):
-        ours, theirs = os.pipe()
-        os.set_blocking(theirs, blocking)
-        flags = fcntl.fcntl(theirs, fcntl.F_GETFL)
-        launcher = subprocess.Popen(command(code), env=environment, stdout=theirs, stderr=subprocess.PIPE)
-        reader = os.read(ours, 10)
-        assert fcntl.fcntl(theirs, fcntl.F_GETFL) == flags
-        os.close(theirs)
-        assert (reader + read_all(ours)).splitlines() == [b"%d" % i for i in range(100_000)]
-        os.close(ours)
-        assert launcher.communicate(timeout=DEADLINE_S)[1] == b""
-        assert launcher.returncode == 0
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, blocking)
+    flags = fcntl.fcntl(theirs, fcntl.F_GETFL)
+    launcher = subprocess.Popen(command(code), env=environment, stdout=theirs, stderr=subprocess.PIPE)
+    assert launcher.stderr is not None
+    assert launcher.stderr.readline() == b"queued\n", "the pipe is full now"
+    assert fcntl.fcntl(theirs, fcntl.F_GETFL) == flags
+    os.close(theirs)
+    assert read_all(ours).splitlines() == [b"%d" % i for i in range(100_000)]
+    os.close(ours)
+    assert launcher.communicate(timeout=DEADLINE_S)[1] == b""
+    assert launcher.returncode == 0
 
 
 COLOURFUL = """
@@ -351,11 +353,12 @@ def test_what_found_no_room_is_counted_and_told(environment: dict[str, str], tmp
     code = """
 import tempfile
 from dlaunch.launcher import spool
-spool.EMERGENCY_BYTES = 500_000
+spool.EMERGENCY_BYTES = 500_500
 tempfile.tempdir = os.environ["LOG_DIR"]  # which is missing, as good as full
 with Terminal(spec) as terminal:
     for i in range(6000):
         terminal.write("stdout", b"%999d\\n" % i)
+    terminal.write("stdout", b"6000\\n")  # there would be room for so little
     print("queued", file=sys.stderr, flush=True)
     sys.stdin.readline()
 """
@@ -366,7 +369,7 @@ with Terminal(spec) as terminal:
     shown = [int(line) for line in output.splitlines()]
     assert shown == list(range(len(shown)))
     assert len(shown) < 6000
-    missing = (6000 - len(shown)) * 1000
+    missing = (6000 - len(shown)) * 1000 + len(b"6000\n")
     assert errors.startswith(b"dlaunch: %s bytes of output are missing here" % f"{missing:,}".encode())
     with contextlib.suppress(FileNotFoundError):
         assert list((tmp_path / "logs").iterdir()) == []

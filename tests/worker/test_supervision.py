@@ -57,7 +57,7 @@ def test_signals_reach_the_rank_process_and_only_it(tmp_path: Path, mode: str) -
         "import os, signal\n"
         "child = os.fork()\n"
         "signal.signal(signal.SIGUSR1, lambda *_: (print('got it'), os._exit(0 if child else 1)))\n"
-        "print('set')\n"
+        "os.write(1, b'set\\n')\n"
         "while True: signal.pause()\n"
     )
     with driver_of(tmp_path, mode, program) as driver:
@@ -82,7 +82,9 @@ def test_a_signal_to_a_worker_that_has_ended_reaches_nobody(tmp_path: Path, mode
 
 @BOTH
 def test_kill_ends_the_whole_session_of_a_worker(tmp_path: Path, mode: str) -> None:
-    program = "import os, signal\nos.fork(); os.fork()\nprint(os.getpid())\nwhile True: signal.pause()\n"
+    program = (
+        "import os, signal\nos.fork(); os.fork()\nos.write(1, b'%d\\n' % os.getpid())\nwhile True: signal.pause()\n"
+    )
     with driver_of(tmp_path, mode, program) as driver:
         worker = driver.spawn()
         pids = [int(line) for line in worker.out.lines(4)]

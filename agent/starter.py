@@ -13,6 +13,7 @@ import select
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import dlaunch
 from dlaunch import frames
@@ -20,10 +21,17 @@ from dlaunch.clock import now
 from dlaunch.environ import alike
 from dlaunch.outcome import ExitStatus
 from dlaunch.spec import JobSpec, StartMethod
+from dlaunch.ways import Way
 
 SEND_TIMEOUT_S = 5.0  # a starter that does not take a request for so long is taken for lost
 DISMISSAL_S = 5.0  # how long both may take to end when they are dismissed
 _GUARD = os.path.join(os.path.dirname(os.path.abspath(dlaunch.__file__)), "worker", "guard.py")  # noqa: PTH100,PTH118,PTH120
+
+# Called in every worker before the script: puts our classes under torch's names, as DLAUNCH_PARALLEL says.
+_STAND_IN = {
+    "call": "dlaunch.parallel.patch:apply_as_asked",
+    "preload": ["dlaunch.parallel.distributed_data_parallel", "dlaunch.parallel.data_parallel"],
+}
 
 
 class Starter:
@@ -42,7 +50,8 @@ class Starter:
             guard_end.set_inheritable(True)
             command = [sys.executable, "-I", "-S", _GUARD, str(guard_end.fileno())]
             self._guard_pid = os.posix_spawn(command[0], command, os.environ)
-            frames.send(self.guard_socket, _start_frame(spec, method, local_world_size), [starter_end.fileno()])
+            with suppress(OSError):  # a guard that is dead already is noticed like any other death of it
+                frames.send(self.guard_socket, _start_frame(spec, method, local_world_size), [starter_end.fileno()])
 
     def ask(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
         """Send a request to the starter. One that cannot be delivered is dropped: its loss is told by the guard."""
@@ -104,8 +113,9 @@ def _start_frame(spec: JobSpec, method: StartMethod, local_world_size: int) -> f
         "kind": "start",
         "mode": method.value,
         "command": spec.program.command() if method is StartMethod.WARM else [],
-        "environment": alike(local_world_size, os.environ),
+        "environment": alike(local_world_size, spec.parallel, os.environ),
         "preload": list(spec.preload),
+        "entry": _STAND_IN if spec.parallel not in {None, Way.NONE} else None,
     }
 
 

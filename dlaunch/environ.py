@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from .ways import VARIABLE as PARALLEL
+from .ways import Way
+
 PRIVATE_PREFIX = "_DLAUNCH_"  # between dlaunch's own processes; a worker never sees one
 
 
@@ -69,10 +72,14 @@ def worker_environment(
     }
     if virtual_local_rank and (visible := inherited.get("CUDA_VISIBLE_DEVICES", "")):
         variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place.local_rank]
-    return {name: str(value) for name, value in variables.items()} | alike(place.local_world_size, inherited)
+    return {name: str(value) for name, value in variables.items()}
 
 
-def alike(local_world_size: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The part that is the same for all workers of a node and that libraries read when they are imported."""
-    several = "OMP_NUM_THREADS" not in inherited and local_world_size > 1
-    return {"OMP_NUM_THREADS": "1"} if several else {}
+def alike(local_world_size: int, parallel: Way | None, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What is the same for all workers of a node: set for their starter, because libraries read it at their import."""
+    variables = {}
+    if "OMP_NUM_THREADS" not in inherited and local_world_size > 1:
+        variables["OMP_NUM_THREADS"] = "1"
+    if parallel is not None:
+        variables[PARALLEL] = parallel.value
+    return variables

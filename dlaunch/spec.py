@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import UsageError
+from .ways import Way
 
 
 class StartMethod(Enum):
@@ -134,6 +135,7 @@ class JobSpec:
     role: str = "default"
     start_method: StartMethod = StartMethod.WARM
     preload: tuple[str, ...] = ()  # modules to import in the starter beside torch
+    parallel: Way | None = None  # what the script's model is put into; None: the user did not say
     restart: RestartPolicy = RestartPolicy()
     grace_s: float = 30.0  # from the first signal to SIGKILL, on every path
     signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS  # those that end the job

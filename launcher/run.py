@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlaunch.spec import JobSpec
+from dlaunch.ways import check_way_for
 
 from .preflight import check_current_folder, check_job, find_interpreter
 from .settings import Given
@@ -41,6 +42,7 @@ def run_job(spec: JobSpec) -> int:
 
     interpreter = spec.program.interpreter or sys.executable
     local_world_size = resolve_local_world_size(spec.nproc_per_node, interpreter, os.environ)
+    check_way_for(spec.parallel, local_world_size)
     with SignalSource(spec.signals) as signals:
         terminal, outcome = _run(spec, local_world_size, signals)
     with terminal:

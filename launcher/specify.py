@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dlaunch.errors import ConfigurationError, UsageError
 from dlaunch.spec import JobSpec, OutputSpec, Program, ProgramKind, RestartPolicy, StartMethod
+from dlaunch.ways import Way, way_named
 
 from . import grammar
 from .settings import Given, Setting, gather, gather_flags
@@ -49,6 +50,7 @@ def specify(
         role=settings["role"].value,
         start_method=start_method,
         preload=_preload(settings["preload"], start_method),
+        parallel=_parallel(settings["parallel"], program.kind),
         restart=_restart_policy(settings, flags),
         grace_s=grammar.seconds(settings["shutdown_timeout"]),
         signals=grammar.signals(settings["signals_to_handle"]),
@@ -131,6 +133,15 @@ def _preload(setting: Setting, start_method: StartMethod) -> tuple[str, ...]:
     if modules and start_method is StartMethod.EXEC:
         raise setting.wrong("Only --start-method warm imports modules before the workers: leave one of them out.")
     return modules
+
+
+def _parallel(setting: Setting, kind: ProgramKind) -> Way | None:
+    if not setting.value:
+        return None
+    way = way_named(setting.value)
+    if kind is ProgramKind.EXECUTABLE:
+        raise setting.wrong("It needs Python: leave it out with --no-python.")
+    return way
 
 
 def _restart_policy(settings: Settings, flags: Flags) -> RestartPolicy:

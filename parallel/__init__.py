@@ -23,17 +23,23 @@ if TYPE_CHECKING:
     from .power_sgd import PowerSGDState as PowerSGDState
     from .power_sgd import power_sgd_hook as power_sgd_hook
     from .routed_module import wrapper_of as wrapper_of
+    from .sampler import ElasticDistributedSampler as ElasticDistributedSampler
+    from .streaming import ElasticStream as ElasticStream
+    from .sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from .transport import CollectiveFailed as CollectiveFailed
 
 _HOMES = {
     "CollectiveFailed": ".transport",
     "DataParallel": ".data_parallel",
     "DistributedDataParallel": ".distributed_data_parallel",
+    "ElasticDistributedSampler": ".sampler",
+    "ElasticStream": ".streaming",
     "GradBucket": ".grad_bucket",
     "MixedPrecision": ".mixed_precision",
     "PeriodicAverage": ".post_local_sgd",
     "PostLocalSGDState": ".post_local_sgd",
     "PowerSGDState": ".power_sgd",
+    "SyncBatchNorm": ".sync_batch_norm",
     "allreduce_hook": ".comm_hooks",
     "bf16_compress_hook": ".comm_hooks",
     "fp16_compress_hook": ".comm_hooks",

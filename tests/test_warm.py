@@ -154,3 +154,25 @@ def test_a_preload_that_starts_a_thread_is_refused_by_name(job: Start, script: W
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("method", ["warm", "exec"])
+def test_parallel_puts_an_unchanged_script_into_ours(job: Start, script: Write, method: str) -> None:
+    path = script(
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(4, 1))
+        model(torch.full((2, 4), float(dist.get_rank()))).sum().backward()
+        print(DDP.__module__, model.module.weight.grad[0, 0].item())
+        del model
+        dist.destroy_process_group()
+        """
+    )
+    done = job("--start-method", method, "--parallel", "ddp", "--nproc-per-node", "2", path).end()
+    assert done.exit_code == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert all(" dlaunch.parallel." in line and line.endswith(" 1.0") for line in lines), lines
+    assert len(lines) == 2

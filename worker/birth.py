@@ -46,7 +46,7 @@ def fork(inbox: SignalInbox, tie: signal.Signals = signal.SIGKILL) -> int:
     parent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # none may meet the child half-made
     try:
-        pid = _fork_quietly()
+        pid = fork_quietly()
         if pid == 0:
             _settle(inbox, parent, tie)
             mask = set()
@@ -63,8 +63,9 @@ def give_up(error: BaseException) -> NoReturn:
     os._exit(BUG)
 
 
-def _fork_quietly() -> int:
-    with warnings.catch_warnings():  # Python 3.12 warns of threads; OpenBLAS's are known to be safe to fork over
+def fork_quietly() -> int:
+    """``os.fork``, without what Python 3.12 says of threads: OpenBLAS's are known to be safe to fork over."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return os.fork()
 

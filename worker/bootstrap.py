@@ -12,7 +12,7 @@ import sys
 
 from .capture import Capture
 from .descriptors import is_socket, out_of_the_way
-from .hooked import AGENT, CHANNEL, take_private
+from .hooked import AGENT, CHANNEL, ENTRY, take_private
 
 TYPE_CHECKING = False  # as in typing, without the milliseconds that importing it costs
 if TYPE_CHECKING:
@@ -45,7 +45,13 @@ def begin(folder: str, modules_before: AbstractSet[str]) -> None:
         return
     if is_socket(channel := int(private.get(CHANNEL, -1))):
         capture.begin(out_of_the_way(channel))
-    _leave_no_trace(folder, set(sys.modules) - modules_before)
+    if entry := private.get(ENTRY):
+        from .entry import call  # noqa: PLC0415
+
+        _leave_no_trace(folder, set(sys.modules) - modules_before)
+        call(entry)
+    else:
+        _leave_no_trace(folder, set(sys.modules) - modules_before)
     __import__(_NAME)
 
 

@@ -14,7 +14,7 @@ import time
 
 from dlaunch.clock import now
 
-from .exception import describe
+from .exception import describe, is_uncaught
 from .late import late_variables
 
 TYPE_CHECKING = False  # as in typing, without the milliseconds that importing it costs
@@ -57,9 +57,10 @@ class Capture:
         data = b""
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException) and _may_describe(error):
-            told = describe(error)
-            self._write_error_file(told)
-            data = _frame({"kind": "exception", "at": at, **told})
+            told, uncaught = describe(error), is_uncaught(error)
+            if uncaught or error.__traceback__ is None:  # a script that cannot be compiled has no frame
+                self._write_error_file(told)
+            data = _frame({"kind": "exception", "at": at, "uncaught": uncaught, **told})
         self._send(data + _finalizing(at, late))
 
     def _send(self, data: bytes) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from . import renewal
+from . import entry, renewal
 from .birth import Request, give_up
 from .capture import Capture
 from .descriptors import close_all_but, out_of_the_way
@@ -22,6 +22,7 @@ class Heritage(NamedTuple):
     modules_before: AbstractSet[str]  # in sys.modules before our hook
     descriptors: AbstractSet[int]  # opened by preloaded modules, and theirs to keep
     environment: Mapping[str, str]  # that the preloaded modules have seen
+    entry: str  # what to call before the script; empty for nothing
 
 
 def become_worker(request: Request, heritage: Heritage, capture: Capture) -> None:
@@ -35,6 +36,8 @@ def become_worker(request: Request, heritage: Heritage, capture: Capture) -> Non
         forget_shadowed(script_folder(), heritage.modules_before)
         importlib.invalidate_caches()  # a file that is new since the starter looked is found
         capture.begin(channel, note_late_variables=True)
+        if heritage.entry:
+            entry.call(heritage.entry)
     except BaseException as error:
         give_up(error)
 

@@ -51,7 +51,7 @@ class Guard:
         self._tell("starter_started", pid=self._starter)
         self._wait_for_an_end()
         self._inbox.forget(self._agent.fileno())
-        end_everything_below(self._inbox, self._reap)
+        end_everything_below(self._inbox, self._reap, last=[self._starter])
         self._tell("swept")
 
     def _wait_for_an_end(self) -> None:
@@ -86,7 +86,7 @@ class Guard:
             os.environ.update(frame["environment"])
             if frame["mode"] == "warm":
                 _become_interpreter(frame, starter_socket)
-            _serve(socket.socket(fileno=starter_socket))
+            _serve(frame, socket.socket(fileno=starter_socket))
         except BaseException as error:
             give_up(error)
 
@@ -111,7 +111,9 @@ def _become_interpreter(frame: frames.Frame, starter_socket: int) -> NoReturn:
     os.set_inheritable(starter_socket, True)
     private = {hooked.AGENT: str(starter_socket), hooked.PRELOAD: ",".join(frame["preload"])}
     if frame.get("defaults", True):
-        private[hooked.DEFAULTS] = "1"
+        private[hooked.TORCH] = "1"
+    if entry := frame.get("entry"):
+        private |= {hooked.ENTRY: entry["call"], hooked.ENTRY_PRELOAD: ",".join(entry["preload"])}
     unignore_for_exec()
     command = frame["command"]
     try:
@@ -123,14 +125,14 @@ def _become_interpreter(frame: frames.Frame, starter_socket: int) -> NoReturn:
     os._exit(0)
 
 
-def _serve(agent: socket.socket) -> NoReturn:
+def _serve(frame: frames.Frame, agent: socket.socket) -> NoReturn:
     """Be the starter of programs: this very process, so that no second interpreter has to start."""
     inbox = SignalInbox()
     inbox.listen()
     adopt_orphans()
     ready = {"preloaded": [], "serves_store": False, "seconds": 0.0}
     frames.tell(agent, {"kind": "ready", "pid": os.getpid(), **ready})
-    Starter(agent, inbox, ProgramBirth(inbox)).serve()
+    Starter(agent, inbox, ProgramBirth(inbox, entry["call"] if (entry := frame.get("entry")) else "")).serve()
     raise AssertionError("a starter of programs has no child that returns")
 
 

@@ -18,7 +18,9 @@ PYTHONPATH = "_DLAUNCH_PYTHONPATH"  # the user's own; absent where it is not set
 AGENT = "_DLAUNCH_AGENT"  # descriptor of the socket to the agent: become a warm starter
 CHANNEL = "_DLAUNCH_CHANNEL"  # descriptor of the side channel: become a worker
 PRELOAD = "_DLAUNCH_PRELOAD"  # modules that the user asks for, with commas between
-DEFAULTS = "_DLAUNCH_DEFAULTS"  # set: preload torch too
+TORCH = "_DLAUNCH_TORCH"  # set: preload torch too
+ENTRY = "_DLAUNCH_ENTRY"  # "module:function" to call in each worker before the script
+ENTRY_PRELOAD = "_DLAUNCH_ENTRY_PRELOAD"  # what that is quicker with
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100,PTH120  -- pathlib is slow
 

@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .birth import fork_quietly
+
 # What a first training step and a first save with torch would otherwise import lazily (torch 2.13: nothing is left).
 DEFAULTS = (
     "torch",
@@ -30,14 +32,14 @@ class Refused(Exception):
         self.asked = asked
 
 
-def preload(asked: Sequence[str], *, defaults: bool) -> list[str]:
-    """Import the defaults that exist here, then what was asked for; the names of what was imported.
+def preload(asked: Sequence[str], unasked: Sequence[str]) -> list[str]:
+    """Import what of ``unasked`` exists here, then what the user asked for; the names of what was imported.
 
     Raises Refused when a module fails, starts a Python thread, or touches CUDA: none of that survives a fork.
     """
     before = dict(os.environ)
     try:
-        present = [name for name in DEFAULTS if defaults and _import_default(name)]
+        present = [name for name in unasked if _import_if_there(name)]
         _check("torch", asked=False)
         for name in asked:
             _import_asked(name)
@@ -49,7 +51,7 @@ def preload(asked: Sequence[str], *, defaults: bool) -> list[str]:
     return [*present, *asked]
 
 
-def _import_default(name: str) -> bool:
+def _import_if_there(name: str) -> bool:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -87,7 +89,7 @@ def _touched_cuda() -> bool:
         return False
     if cuda.is_initialized():
         return True
-    pid = os.fork()
+    pid = fork_quietly()
     if pid == 0:
         os._exit(bool(cuda._is_in_bad_fork()))
     return os.waitpid(pid, 0)[1] != 0

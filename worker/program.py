@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
 from .birth import NotStarted, Request, fork
-from .hooked import CHANNEL, hooked
+from .hooked import CHANNEL, ENTRY, hooked
 from .signals import SignalInbox, unignore_for_exec
 
 _NOT_EXECUTED = 127  # the shell's code for it; nobody but us sees it
@@ -17,8 +18,9 @@ _NOT_EXECUTED = 127  # the shell's code for it; nobody but us sees it
 class ProgramBirth:
     """Starts each worker with execve. A Python program passes through our hook, for the error capture."""
 
-    def __init__(self, inbox: SignalInbox) -> None:
+    def __init__(self, inbox: SignalInbox, entry: str) -> None:
         self._inbox = inbox
+        self._private = {ENTRY: entry} if entry else {}
 
     def worker(self, request: Request) -> int:
         """Start the program, and wait (milliseconds) until the kernel has taken it or refused it."""
@@ -26,7 +28,7 @@ class ProgramBirth:
         try:
             pid = fork(self._inbox)
             if pid == 0:
-                _become_program(request, tell)
+                _become_program(request, self._private, tell)
         finally:
             os.close(tell)
         refusal = os.read(told, 4096)  # at once, and whole: less than PIPE_BUF
@@ -54,7 +56,7 @@ def why_not_executed(program: str, error: OSError) -> str:
     return f"{program} cannot be executed: {error.strerror}."
 
 
-def _become_program(request: Request, tell: int) -> NoReturn:
+def _become_program(request: Request, private: Mapping[str, str], tell: int) -> NoReturn:
     command: list[str] = request.frame["command"]
     try:
         out, err, channel = request.fds
@@ -64,7 +66,7 @@ def _become_program(request: Request, tell: int) -> NoReturn:
         environment = {**os.environ, **request.frame["environment"]}
         if request.frame.get("python"):
             os.set_inheritable(channel, True)
-            environment = hooked(environment, {CHANNEL: str(channel)})
+            environment = hooked(environment, {CHANNEL: str(channel), **private})
         os.execvpe(command[0], command, environment)
     except OSError as error:
         _answer(tell, why_not_executed(command[0], error))

@@ -35,11 +35,18 @@ class Signal(NamedTuple):
 
 
 class Sweep:
-    """One sweep: `step` is to be called again and again until no child is left."""
+    """One sweep: `step` is to be called again and again until no child is left.
 
-    def __init__(self, gentle_s: float, started_at: float, ours: Collection[int] = ()) -> None:
+    What is in ``last`` is killed when nothing else is alive: the starter, which would go on with the work if the guard,
+    whose sweep this is, was killed in the middle of it.
+    """
+
+    def __init__(
+        self, gentle_s: float, started_at: float, ours: Collection[int] = (), last: Collection[int] = ()
+    ) -> None:
         self.killed: dict[int, str] = {}  # names by process id, without those that are `ours`
         self._ours = frozenset(ours)
+        self._last = frozenset(last)
         self._stage = Stage.WAIT if gentle_s > 0 else Stage.KILL
         self._ask_at = started_at + NATURAL_END_S
         self._kill_at = self._ask_at + gentle_s
@@ -52,12 +59,15 @@ class Sweep:
     def step(self, at: float, alive: Sequence[Relative], tidiers: Collection[int]) -> list[Signal]:
         """Whom to signal now; ``alive`` is all that runs below us, ``tidiers`` those that clean up after others."""
         self._advance(at)
-        others = [relative for relative in alive if relative.pid not in tidiers]
+        rest = [relative for relative in alive if relative.pid not in self._last]
+        others = [relative for relative in rest if relative.pid not in tidiers]
         if others:
             return self._end_others(others)
+        if not rest:
+            return self._signal(alive, signal.SIGKILL)
         if self._tidy_until is None:
             self._tidy_until = at + TIDY_S
-        return self._signal(alive, signal.SIGKILL) if at >= self._tidy_until else []
+        return self._signal(rest, signal.SIGKILL) if at >= self._tidy_until else []
 
     def _advance(self, at: float) -> None:
         if self._stage is Stage.WAIT and at >= self._ask_at:
@@ -90,9 +100,9 @@ def take_step(sweep: Sweep) -> float:
     return LOOK_AGAIN_S
 
 
-def end_everything_below(inbox: SignalInbox, reap: Callable[[], None]) -> None:
+def end_everything_below(inbox: SignalInbox, reap: Callable[[], None], last: Collection[int] = ()) -> None:
     """SIGKILL all that runs below this process, and return when nothing is left, however long that takes."""
-    sweep = Sweep(gentle_s=0.0, started_at=now())
+    sweep = Sweep(gentle_s=0.0, started_at=now(), last=last)
     reap()
     while family.has_children():
         inbox.wait(take_step(sweep))

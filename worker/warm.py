@@ -18,9 +18,9 @@ from .birth import NotStarted, Request, fork, give_up
 from .capture import Capture
 from .child import Heritage, become_worker
 from .descriptors import close_all_but, open_descriptors
-from .hooked import DEFAULTS, PRELOAD
+from .hooked import ENTRY, ENTRY_PRELOAD, PRELOAD, TORCH
 from .lineage import adopt_orphans, die_with_parent
-from .preload import Refused, preload
+from .preload import DEFAULTS, Refused, preload
 from .signals import SignalInbox
 from .starter import Starter
 
@@ -58,6 +58,7 @@ def serve(agent_fd: int, private: Mapping[str, str], capture: Capture, modules_b
         modules_before=modules_before,
         descriptors=open_descriptors() - descriptors_before,
         environment=dict(os.environ),
+        entry=private.get(ENTRY, ""),
     )
     gc.collect()
     gc.freeze()  # else the first collections write to every page, and each worker gets a copy of all of torch
@@ -72,9 +73,9 @@ def serve(agent_fd: int, private: Mapping[str, str], capture: Capture, modules_b
 
 
 def _preload(agent: socket.socket, private: Mapping[str, str]) -> list[str]:
-    asked = [name for name in private.get(PRELOAD, "").split(",") if name]
+    asked, for_entry = ([name for name in private.get(key, "").split(",") if name] for key in (PRELOAD, ENTRY_PRELOAD))
     try:
-        return preload(asked, defaults=DEFAULTS in private)
+        return preload(asked, [*(DEFAULTS if TORCH in private else ()), *for_entry])
     except Refused as why:
         frames.tell(agent, {"kind": "refused", "reason": str(why), "module": why.module, "asked": why.asked})
         os._exit(0)

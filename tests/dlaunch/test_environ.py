@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlaunch.environ import Meeting, Place, worker_environment
+from dlaunch.environ import Meeting, Place, alike, worker_environment
+from dlaunch.ways import Way
 
 
 def environment(inherited: dict[str, str] | None = None, **changes: object) -> dict[str, str]:
@@ -41,13 +42,27 @@ def test_every_variable_of_the_contract_is_set() -> None:
         "TORCHELASTIC_ERROR_FILE": "/logs/error.json",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "OMP_NUM_THREADS": "1",
     }
 
 
-@pytest.mark.parametrize(("name", "value"), [("OMP_NUM_THREADS", "8"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")])
-def test_what_the_user_set_is_kept(name: str, value: str) -> None:
-    assert environment({name: value}).get(name, value) == value
+def test_what_the_user_set_is_kept() -> None:
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    assert environment({name: "3"})[name] == "3"
+
+
+@pytest.mark.parametrize(
+    ("local_world_size", "inherited", "expected"),
+    [(1, {}, {}), (2, {}, {"OMP_NUM_THREADS": "1"}), (2, {"OMP_NUM_THREADS": "8"}, {})],
+    ids=["one worker has all cores", "several share them", "the user knows better"],
+)
+def test_several_workers_get_one_thread_each(
+    local_world_size: int, inherited: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert alike(local_world_size, None, inherited) == expected
+
+
+def test_the_way_reaches_the_workers_as_the_variable_that_prepare_reads() -> None:
+    assert alike(1, Way.DDP, {}) == {"DLAUNCH_PARALLEL": "ddp"}
 
 
 def test_virtual_local_ranks_see_one_device_as_their_first() -> None:

@@ -31,7 +31,10 @@ class WorkerEnd(NamedTuple):
         """The moment of the failure: its interpreter's own word before the moment at which it was reaped."""
         if self.exited is None:
             return self.started_at
-        return self.exited.failed_at if self.exited.failed_at is not None else self.exited.at
+        said = self.exited.failed_at
+        if said is None or (self.exited.status.signal is not None and self.exited.exception is None):
+            return self.exited.at  # the signal is what failed it, even in the middle of its normal end
+        return said
 
     @property
     def to_blame(self) -> bool:

@@ -16,8 +16,6 @@ from .meeting import free_port, open_listener
 from .pump import OutputPump
 from .starter import Starter
 
-STORE_ID = 0  # ids of processes below one starter: the store of attempt n, then its workers
-
 
 @dataclass(slots=True)
 class Worker:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from dlaunch.spec import JobSpec, StartMethod
 from dlaunch.ways import Way
 
 SEND_TIMEOUT_S = 5.0  # a starter that does not take a request for so long is taken for lost
+AIMED_AT_THE_JOB = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)  # not at a guard
 DISMISSAL_S = 5.0  # how long both may take to end when they are dismissed
 _GUARD = os.path.join(os.path.dirname(os.path.abspath(dlaunch.__file__)), "worker", "guard.py")  # noqa: PTH100,PTH118,PTH120
 
@@ -49,7 +51,7 @@ class Starter:
         with guard_end, starter_end:
             guard_end.set_inheritable(True)
             command = [sys.executable, "-I", "-S", _GUARD, str(guard_end.fileno())]
-            self._guard_pid = os.posix_spawn(command[0], command, os.environ)
+            self._guard_pid = os.posix_spawn(command[0], command, os.environ, setsid=True, setsigmask=AIMED_AT_THE_JOB)
             with suppress(OSError):  # a guard that is dead already is noticed like any other death of it
                 frames.send(self.guard_socket, _start_frame(spec, method, local_world_size), [starter_end.fileno()])
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from .ways import VARIABLE as PARALLEL
 from .ways import Way
 
-PRIVATE_PREFIX = "_DLAUNCH_"  # between dlaunch's own processes; a worker never sees one
-
 
 class Place(NamedTuple):
     """One worker's place in the world of a round."""

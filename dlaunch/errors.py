@@ -4,11 +4,11 @@
     ├── UsageError            2   the command line is wrong
     ├── ScriptNotFound       66   the script is missing or cannot be read
     ├── StoreUnreachable     69   the coordination service cannot be reached
-    ├── InternalError        70   a bug of dlaunch
     ├── TemporaryFailure     75   too few nodes came, a resource was busy: trying again may help
     └── ConfigurationError   78   well-formed settings that cannot be carried out here
 
-A job that ran and failed is not an error of dlaunch: it is an `Outcome` with the worker's own exit code.
+Any other exception of ours is a bug (70). A job that ran and failed is not an error of dlaunch but an `Outcome`, with
+the worker's own exit code.
 """
 
 from enum import IntEnum
@@ -56,12 +56,6 @@ class StoreUnreachable(DlaunchError):
     """The coordination service cannot be reached."""
 
     exit_code = ExitCode.STORE_UNREACHABLE
-
-
-class InternalError(DlaunchError):
-    """A bug of dlaunch."""
-
-    exit_code = ExitCode.INTERNAL
 
 
 class TemporaryFailure(DlaunchError):

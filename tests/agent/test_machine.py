@@ -155,6 +155,17 @@ def test_the_root_cause_is_the_first_exception_not_the_first_to_be_reaped() -> N
     assert story.outcome.root_cause.exception == culprit
 
 
+def test_a_worker_that_was_ending_well_when_it_was_told_to_stop_is_a_victim() -> None:
+    """It had begun its normal end before the other's crash was seen; our own signal then caught it half-way."""
+    story = Story().running()
+    ending_at = story.now
+    story.exited(0, ExitStatus(signal=signal.SIGABRT))
+    story.exited(1, TERMINATED, failed_at=ending_at, finalized=True)
+    story.step(Swept())
+    assert story.outcome.root_cause is not None
+    assert story.outcome.root_cause.rank == 0
+
+
 def test_the_others_are_stopped_as_soon_as_one_says_that_it_is_failing() -> None:
     """And the failing one is left to end by itself: its exit code is the job's."""
     story = Story().running()

@@ -10,7 +10,7 @@ from dlaunch.spec import JobSpec
 
 from .console import Console
 from .family import become_subreaper
-from .layout import RunDirectory, default_log_path, prune_old_runs
+from .layout import RunDirectory
 from .loop import Loop
 from .machine import Machine, Settings
 from .record import RunRecord
@@ -24,7 +24,7 @@ def run_node(
     """Run ``local_world_size`` workers until they succeed, fail for good, or a signal ends the job.
 
     ``first_starter`` was started for ``spec`` beforehand, to be on its way while this module was imported; it is used
-    up. ``signals`` has been entered. Raises ConfigurationError where the job cannot be started as it is specified.
+    up. ``signals`` listens. Raises ConfigurationError where the job cannot be started as it is specified.
     Whether this returns or raises, no process of the run lives afterwards.
     """
     become_subreaper()
@@ -38,7 +38,6 @@ def run_node(
         return _run(spec, local_world_size, console, first_starter, directory, signals)
     finally:
         directory.close()
-        prune_old_runs(default_log_path())
 
 
 def _run(

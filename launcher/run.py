@@ -43,16 +43,19 @@ def run_job(spec: JobSpec) -> int:
     interpreter = spec.program.interpreter or sys.executable
     local_world_size = resolve_local_world_size(spec.nproc_per_node, interpreter, os.environ)
     check_way_for(spec.parallel, local_world_size)
-    with SignalSource(spec.signals) as signals:
+    signals = SignalSource(spec.signals)
+    signals.listen()
+    try:
         terminal, outcome = _run(spec, local_world_size, signals)
-    with terminal:
-        if spec.summary_json is not None:
-            from .summary import write_outcome  # noqa: PLC0415
+    except BaseException:
+        signals.restore()
+        raise
+    signals.call(terminal.abandon)  # one that comes now can only end the wait for a reader that does not read
+    _tell(spec, outcome, terminal)
+    signals.ignore()
+    from dlaunch.agent.layout import default_log_path, prune_old_runs  # noqa: PLC0415
 
-            write_outcome(spec.summary_json, spec, outcome)
-        if report := _report(outcome, spec):
-            terminal.report(report)
-        _finish(terminal)
+    prune_old_runs(default_log_path())
     return outcome.exit_code
 
 
@@ -73,12 +76,15 @@ def _run(spec: JobSpec, local_world_size: int, signals: SignalSource) -> tuple[T
         raise
 
 
-def _finish(terminal: Terminal) -> None:
-    """Wait until everything is shown; Ctrl-C ends the wait for a reader that does not read."""
-    try:
-        terminal.close()
-    except KeyboardInterrupt:
-        terminal.abandon()
+def _tell(spec: JobSpec, outcome: Outcome, terminal: Terminal) -> None:
+    """Write the summary, and the report behind all that the job has printed."""
+    if spec.summary_json is not None:
+        from .summary import write_outcome  # noqa: PLC0415
+
+        write_outcome(spec.summary_json, spec, outcome)
+    if report := _report(outcome, spec):
+        terminal.report(report)
+    terminal.close()
 
 
 def _report(outcome: Outcome, spec: JobSpec) -> str:

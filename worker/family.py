@@ -100,10 +100,10 @@ def send(pid: int, signum: int) -> None:
 
 
 def is_tidier(pid: int) -> bool:
-    """Whether a process cleans up after others once these have ended, and then ends by itself."""
+    """Whether a process ends by itself once the others have: it cleans up after them, or is on its way out already."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:  # noqa: PTH123
             command = file.read(4096)
     except OSError:
-        return False
-    return any(mark in command for mark in _TIDIERS)
+        return True
+    return not command or any(mark in command for mark in _TIDIERS)  # empty: it has given its memory back

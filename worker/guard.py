@@ -26,7 +26,7 @@ from dlaunch.worker.lineage import adopt_orphans, die_with_parent, lead_session 
 from dlaunch.worker.program import ProgramBirth, why_not_executed  # noqa: E402
 from dlaunch.worker.signals import SignalInbox, unignore_for_exec  # noqa: E402
 from dlaunch.worker.starter import Starter  # noqa: E402
-from dlaunch.worker.sweep import end_everything_below  # noqa: E402
+from dlaunch.worker.sweep import LOOK_AGAIN_S, end_everything_below  # noqa: E402
 
 
 class Guard:
@@ -51,8 +51,16 @@ class Guard:
         self._tell("starter_started", pid=self._starter)
         self._wait_for_an_end()
         self._inbox.forget(self._agent.fileno())
+        self._kill_starter()
         end_everything_below(self._inbox, self._reap, last=[self._starter])
         self._tell("swept")
+
+    def _kill_starter(self) -> None:
+        """First and for sure: one that still lived while its workers are killed would tell of failures of theirs."""
+        while self._starter:
+            family.send(self._starter, signal.SIGKILL)
+            self._inbox.wait(LOOK_AGAIN_S)
+            self._reap()
 
     def _wait_for_an_end(self) -> None:
         self._inbox.watch(self._agent.fileno())

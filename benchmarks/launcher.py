@@ -68,7 +68,7 @@ def questions(quick: bool) -> list[Question]:
         agent_memory(),
         recovery(),
         ending(),
-        *[workers_memory(nproc) for nproc in ((2,) if quick else (4, 8))],
+        *[workers_memory(nproc) for nproc in (4, 8)],
         torn_lines(500 if quick else 20_000),
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
@@ -78,8 +78,7 @@ class Scenario:
     @property
     def impatient(self) -> bool:
         """Whether the signal comes a second time: a second Ctrl-C must kill at once."""
-        ctrl_c = self.victim is Victim.AGENT and self.signal is S.SIGINT and self.moment is Moment.RUNNING
-        return ctrl_c and self.behaviour == "ignores-term" and self.coin
+        return _is_ctrl_c(self) and self.behaviour == "ignores-term" and self.coin
 
     @property
     def grace_s(self) -> float:
@@ -154,7 +153,7 @@ def draw(seed: int) -> Scenario:
     while True:
         scenario = _candidate(seed, moment, victim, random)
         if is_possible(scenario):
-            return scenario
+            return replace(scenario, behaviour="ignores-term") if _is_ctrl_c(scenario) and scenario.coin else scenario
 
 
 def _candidate(seed: int, moment: Moment, victim: Victim, random: Random) -> Scenario:
@@ -187,6 +186,11 @@ def _longest_delay_s(moment: Moment, start: Start) -> float:
     if moment is Moment.LAUNCHING:
         return 0.3
     return 0.8 if moment is Moment.PREPARING and start is Start.WARM else 0.05
+
+
+def _is_ctrl_c(scenario: Scenario) -> bool:
+    struck = scenario.victim is Victim.AGENT and scenario.moment is Moment.RUNNING
+    return struck and scenario.signal is S.SIGINT
 
 
 def _trigger(moment: Moment, random: Random) -> Trigger:

@@ -20,13 +20,16 @@ import dlaunch  # noqa: E402,F401  -- from now on its submodules are found throu
 sys.path.remove(_ROOT)
 
 from dlaunch import frames  # noqa: E402
+from dlaunch.clock import now  # noqa: E402
 from dlaunch.worker import family, hooked  # noqa: E402
 from dlaunch.worker.birth import fork, give_up  # noqa: E402
 from dlaunch.worker.lineage import adopt_orphans, die_with_parent, lead_session  # noqa: E402
 from dlaunch.worker.program import ProgramBirth, why_not_executed  # noqa: E402
 from dlaunch.worker.signals import SignalInbox, unignore_for_exec  # noqa: E402
 from dlaunch.worker.starter import Starter  # noqa: E402
-from dlaunch.worker.sweep import LOOK_AGAIN_S, end_everything_below  # noqa: E402
+from dlaunch.worker.sweep import end_everything_below  # noqa: E402
+
+STARTER_PATIENCE_S = 2.0  # for a starter to end by itself; one that does not, hangs or is stopped
 
 
 class Guard:
@@ -51,15 +54,20 @@ class Guard:
         self._tell("starter_started", pid=self._starter)
         self._wait_for_an_end()
         self._inbox.forget(self._agent.fileno())
-        self._kill_starter()
+        self._let_starter_end()
         end_everything_below(self._inbox, self._reap, last=[self._starter])
         self._tell("swept")
 
-    def _kill_starter(self) -> None:
-        """First and for sure: one that still lived while its workers are killed would tell of failures of theirs."""
-        while self._starter:
-            family.send(self._starter, signal.SIGKILL)
-            self._inbox.wait(LOOK_AGAIN_S)
+    def _let_starter_end(self) -> None:
+        """Ask the starter first: it kills all below it and blames no worker for that; and it goes on if we are killed.
+
+        A starter that was killed by us before its workers would leave nobody to do that.
+        """
+        give_up_at = now() + STARTER_PATIENCE_S
+        if self._starter:
+            family.send(self._starter, signal.SIGTERM)
+        while self._starter and (left := give_up_at - now()) > 0:
+            self._inbox.wait(left)
             self._reap()
 
     def _wait_for_an_end(self) -> None:

@@ -161,6 +161,12 @@ class Driver:
             self._kept.append(received[0])
         raise AssertionError(f"the starter closed; it said {self._kept}")
 
+    def last_words(self) -> list[frames.Frame]:
+        """What the starter says before it closes, without ``ready``."""
+        while received := frames.receive(self.socket):
+            self._kept.append(received[0])
+        return [frame for frame in self._kept if frame["kind"] != "ready"]
+
     def guard_says(self, kind: str) -> frames.Frame:
         """The guard's next frame, which must be of this kind."""
         received = frames.receive(self.guard_socket)

@@ -51,6 +51,23 @@ def test_every_worker_gets_its_own_variables_output_and_arguments(tmp_path: Path
             assert worker.err.all() == b"e\n"
 
 
+def test_a_warm_workers_arguments_can_be_others_than_its_starters(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:], sys.orig_argv[2:])")
+    with Driver("warm", [sys.executable, "-u", str(script), "--rank=${local_rank}", "x"]) as driver:
+        for arguments in (["--rank=3", "x"], [], ["a", "b", "c"]):
+            expected = f"{arguments} {[str(script), *arguments]}\n"
+            assert driver.spawn(arguments=arguments).out.all().decode() == expected
+
+
+def test_a_file_that_a_preloaded_module_opened_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "opens.py").write_text("file = open(__file__)\n")
+    inherited = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    program = "import opens; print(opens.file.readline())"
+    with driver_of(tmp_path, "warm", program, preload=["opens"], inherited=inherited) as driver:
+        assert driver.spawn().out.all() == b"file = open(__file__)\n\n"
+
+
 @BOTH
 def test_signals_reach_the_rank_process_and_only_it(tmp_path: Path, mode: str) -> None:
     program = (
@@ -171,8 +188,11 @@ def test_a_second_sweep_that_is_hard_hurries_a_gentle_one(tmp_path: Path, mode: 
 @BOTH
 def test_a_sweep_lets_the_resource_tracker_clean_up(tmp_path: Path, mode: str) -> None:
     program = (
-        "import os, signal\n"
-        "from multiprocessing import shared_memory\n"
+        "import os, pathlib, signal\n"
+        "from multiprocessing import resource_tracker, shared_memory\n"
+        "resource_tracker.ensure_running()\n"
+        "tracker = pathlib.Path(f'/proc/{resource_tracker._resource_tracker._pid}/cmdline')\n"
+        "while b'resource_tracker' not in tracker.read_bytes(): os.sched_yield()\n"  # until it has been executed
         "print(shared_memory.SharedMemory(create=True, size=1000).name, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -208,15 +228,26 @@ def test_nothing_outlives_a_kill_of(mode: str, victims: Sequence[str]) -> None:
 
 
 @BOTH
-def test_sigterm_to_the_starter_ends_its_workers_and_says_how(mode: str) -> None:
+def test_sigterm_to_the_starter_ends_its_workers_and_blames_none_of_them(mode: str) -> None:
     with Driver(mode, [sys.executable, "-u", str(SCRIPTS / "tree.py")]) as driver:
         worker = driver.spawn()
         pids = [int(line) for line in worker.out.lines(5)]
+        driver.starter_says("started", worker.id)
         os.kill(driver.starter_pid, signal.SIGTERM)
-        assert driver.exit_code(worker) == -signal.SIGKILL
+        assert driver.last_words() == []
         assert os.waitstatus_to_exitcode(driver.guard_says("starter_exited")["status"]) == 128 + signal.SIGTERM
         driver.guard_says("swept")
         assert wait_until_gone(pids) == []
+
+
+@BOTH
+def test_sigterm_to_the_guard_ends_everything(mode: str) -> None:
+    with Driver(mode, [sys.executable, "-u", str(SCRIPTS / "tree.py")]) as driver:
+        pids = [int(line) for line in driver.spawn().out.lines(5)]
+        driver.guard.send_signal(signal.SIGTERM)
+        driver.guard_says("starter_exited")
+        driver.guard_says("swept")
+        assert wait_until_gone([driver.starter_pid, *pids]) == []
 
 
 @BOTH
@@ -307,6 +338,7 @@ def test_a_program_without_python_sees_no_trace_of_ours() -> None:
         ("broken", "the module broken of --preload cannot be imported: ZeroDivisionError: division by zero"),
         ("leaves", "the module leaves of --preload cannot be imported: SystemExit"),
         ("threaded", "importing threaded starts Python threads"),
+        ("torch", "importing torch touches CUDA"),
     ],
 )
 def test_a_module_that_cannot_be_preloaded_is_refused_by_name(tmp_path: Path, module: str, words: str) -> None:
@@ -314,6 +346,10 @@ def test_a_module_that_cannot_be_preloaded_is_refused_by_name(tmp_path: Path, mo
     (tmp_path / "leaves.py").write_text("raise SystemExit\n")
     (tmp_path / "threaded.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    (tmp_path / "torch.py").write_text(  # like one that was asked for a device: a fork of it can use CUDA no more
+        "import os\nowner = os.getpid()\nclass cuda:\n    is_initialized = lambda: False\n"
+        "    _is_in_bad_fork = lambda: os.getpid() != owner\n"
     )
     with driver_of(
         tmp_path, "warm", "pass", preload=["json", module], inherited={**os.environ, "PYTHONPATH": str(tmp_path)}

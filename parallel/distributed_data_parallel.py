@@ -23,11 +23,13 @@ from torch.utils._pytree import tree_map_only
 from .broadcast import broadcast_coalesced
 from .bucket_layout import bucket_caps
 from .buffers import BufferHook, BufferHookTime, shared_buffers, sparse_parameter_ids
+from .ddp_arguments import builtin_hook, check_parameters, resolve_device_ids, resolve_group
 from .ddp_join import DDPJoinHook
 from .graph import find_tensors, reachable_leaves
 from .mixed_precision import MixedPrecision
 from .reducer import CommHook, Member, Reducer, ReducerOptions
 from .same_model import verify_same_model
+from .transport import CollectiveFailed
 from .transport_choice import choose_transport
 
 
@@ -101,11 +103,12 @@ class DistributedDataParallel(nn.Module, Joinable):
         if check_reduction:
             warnings.warn("The `check_reduction` argument is deprecated and has no effect.", FutureWarning, 2)
         self.module = module
-        self.process_group = _resolve_group(process_group, device_mesh)
+        self.process_group = resolve_group(process_group, device_mesh)
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._delayed = [name for name, _ in delay_all_reduce_named_params or ()]
-        self._check_parameters()
-        self.device_ids = self._resolve_device_ids(device_ids, output_device)
+        check_parameters(module, [parameter for _, parameter in self._managed_parameters()])
+        devices = {parameter.device for _, parameter in self._managed_parameters()}
+        self.device_ids = resolve_device_ids(device_ids, output_device, devices)
         self.output_device = output_device if self.device_ids else None
         self.device = self._managed_parameters()[0][1].device
         self.dim = dim
@@ -127,6 +130,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         sync_buffers = forward_sync_buffers is not None or broadcast_buffers is not False
         if init_sync:
             self._agree_on_state(source=0, with_buffers=sync_buffers)
+        self._has_buffers = bool(shared_buffers(module, self.parameters_to_ignore))
         self.mixed_precision.cast_buffers(module)
         self.reducer = self._make_reducer()
 
@@ -196,9 +200,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _follow_frozen_parameters(self) -> None:
         """Parameters were frozen or unfrozen since the reducer was made: it is made anew."""
-        if any(member.parameter.requires_grad is False for member in self.reducer.members) or len(
-            self._managed_parameters()
-        ) != len(self.reducer.members):
+        if [parameter.requires_grad for parameter in self._watched] != self._trained:
             self._replace_reducer()
 
     # State that ranks share
@@ -233,9 +235,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward makes the buffers agree."""
-        return (
-            self.require_forward_param_sync and self.forward_sync_buffers and any(True for _ in self.module.buffers())
-        )
+        return self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers
 
     def _sync_buffers(self) -> None:
         if self.buffer_hook is not None:
@@ -246,7 +246,11 @@ class DistributedDataParallel(nn.Module, Joinable):
     def sync_buffers_from(self, source: int) -> None:
         """Take the buffers of rank ``source`` of the group."""
         buffers = shared_buffers(self.module, self.parameters_to_ignore)
-        broadcast_coalesced(buffers.values(), source, self.process_group)
+        try:
+            broadcast_coalesced(buffers.values(), source, self.process_group)
+        except RuntimeError as error:
+            rank = dist.get_rank(self.process_group)
+            raise CollectiveFailed(f"Rank {rank} could not take the buffers of rank {source}: {error}") from error
 
     def sync_module_from(self, source: int) -> None:
         """Take parameters and, where they are shared, buffers of rank ``source`` of the group."""
@@ -341,6 +345,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     # Making the reducer
 
     def _make_reducer(self) -> Reducer:
+        self._watched = list(self.module.parameters())
+        self._trained = [parameter.requires_grad for parameter in self._watched]
         sparse = set(sparse_parameter_ids(self.module))
         members = [Member(name, parameter, id(parameter) in sparse) for name, parameter in self._managed_parameters()]
         options = ReducerOptions(
@@ -371,44 +377,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         }
         delayed = [(name, managed.pop(name)) for name in self._delayed if name in managed]
         return [*delayed, *managed.items()]
-
-    def _check_parameters(self) -> None:
-        for name, parameter in self.module.named_parameters():
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise RuntimeError(
-                    "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
-                    f"Run a dummy forward pass to correctly initialize the modules ({name} is not)."
-                )
-        managed = self._managed_parameters()
-        if not managed:
-            raise RuntimeError(
-                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
-                "gradient."
-            )
-        types = sorted({parameter.device.type for _, parameter in managed})
-        if len(types) != 1:
-            raise ValueError(
-                "DistributedDataParallel's input module must be on the same type of devices, but input module "
-                f"parameters locate in {types}."
-            )
-
-    def _resolve_device_ids(
-        self, device_ids: Sequence[int | torch.device] | None, output_device: int | torch.device | None
-    ) -> list[torch.device] | None:
-        if device_ids is not None and len(device_ids) > 1:
-            raise ValueError("device_ids can only be None or contain a single element.")
-        devices = {parameter.device for _, parameter in self._managed_parameters()}
-        device_type = next(iter(devices)).type
-        if device_type == "cpu" or len(devices) > 1 or not device_ids:
-            if device_ids or output_device:
-                raise ValueError(
-                    "DistributedDataParallel device_ids and output_device arguments only work with "
-                    "single-device/multiple-device GPU modules or CPU modules, but got device_ids "
-                    f"{device_ids}, output_device {output_device}, and module parameters {devices}."
-                )
-            return None
-        wish = device_ids[0]
-        return [wish if isinstance(wish, torch.device) else torch.device(device_type, wish)]
 
     # Looking in from outside
 
@@ -451,8 +419,16 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     _get_ddp_logging_data = logging_data
 
+    _register_buffer_comm_hook = register_buffer_hook
+
+    def _register_builtin_comm_hook(self, kind: Any) -> None:
+        self.register_comm_hook(self.process_group, builtin_hook(kind))
+
     def _check_reducer_finalized(self) -> None:
         self.reducer.check_finished()
+
+    def _remove_autograd_hooks(self) -> None:
+        self.reducer.remove_hooks()
 
     def _set_static_graph(self) -> None:
         if not self.static_graph:
@@ -482,21 +458,6 @@ class DistributedDataParallel(nn.Module, Joinable):
     def __setstate__(self, state: dict[str, Any]) -> None:
         comm_hook = state.pop("_comm_hook")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.process_group = _resolve_group(None, None)
+        self.process_group = resolve_group(None, None)
         self.reducer = self._make_reducer()
         self.reducer.comm_hook = comm_hook
-
-
-def _resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:
-    if process_group is not None and device_mesh is not None:
-        raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
-    if device_mesh is not None:
-        if device_mesh.ndim != 1:
-            raise RuntimeError(f"Only 1D device mesh is supported, but got {device_mesh}.")
-        group: dist.ProcessGroup = device_mesh.get_group(mesh_dim=0)
-        return group
-    if process_group is not None:
-        return process_group
-    if dist.group.WORLD is None:
-        raise ValueError("Default process group has not been initialized, please make sure to call init_process_group.")
-    return dist.group.WORLD

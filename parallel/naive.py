@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.distributed.distributed_c10d import _get_default_group
 
 
 class NaiveDistributedDataParallel(nn.Module):
@@ -30,11 +31,11 @@ class NaiveDistributedDataParallel(nn.Module):
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
         self.module = module
-        self.process_group = process_group or dist.group.WORLD
+        self.process_group = process_group if process_group is not None else _get_default_group()
         self.require_backward_grad_sync = True
         self._averaging_queued = False
         for tensor in module.state_dict().values():
-            dist.broadcast(tensor, group=self.process_group, group_src=0)
+            dist.broadcast(tensor, src=dist.get_global_rank(self.process_group, 0), group=self.process_group)
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._queue_averaging)  # type: ignore[no-untyped-call]

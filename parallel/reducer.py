@@ -19,20 +19,23 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.futures import Future
 
 from .bucket import Bucket, SparseBucket
 from .bucket_layout import Layout, Slot, lay_out
 from .grad_bucket import GradBucket
+from .reduction_errors import invalid_gradients, not_reduced, ready_twice, unfinished
 from .step_times import StepTimes
 from .transport import CollectiveFailed, Pending, Transport
 
-CommHook = Callable[[Any, Any], "torch.futures.Future[Any]"]
+CommHook = Callable[[Any, Any], Future[Any]]
+Handle = Pending | Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,6 @@ class Reducer:
         self._group = group
         self._parameters = [member.parameter for member in self.members]
         self._sparse = [index for index, member in enumerate(self.members) if member.sparse]
-        self._position = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._learning = options.static_graph
         self._learned_use: list[bool] | None = None  # static graph: which members any rank uses
         self._expected = [1] * len(self.members)  # times that each gradient comes in one backward
@@ -89,8 +91,8 @@ class Reducer:
         self._output_reached = False  # this backward came by an output of the module
         self._callback_queued = False
         self._open = False  # a reduction has begun and is not finished
-        self._order: list[int] = []
         self._used = [False] * len(self.members)
+        self._reset()
         count = len(self.members)
         self.layout: Layout = self._lay_out(range(count - 1, -1, -1))
         self.initial_layout = self.layout
@@ -120,12 +122,11 @@ class Reducer:
     def check_finished(self) -> None:
         """Raise if the last backward left gradients that were not averaged."""
         if self.failed is not None:
-            raise CollectiveFailed(
-                f"The gradients are invalid since a reduction failed ({self.failed}) "
-                "Call rebuild(process_group) with a group of the ranks that live before the next forward."
-            )
+            raise CollectiveFailed(invalid_gradients(self.failed))
         if self._open:
-            raise RuntimeError(self._unfinished_sentence())
+            self.transport.give_up()
+            missing = [member.name for member, left in zip(self.members, self._left, strict=True) if left > 0]
+            raise RuntimeError(unfinished(dist.get_rank(self._group), missing))
 
     def remove_hooks(self) -> None:
         """Leave the parameters as if there had been no reducer."""
@@ -171,7 +172,7 @@ class Reducer:
         if self._learning:
             self._order.append(index)
         elif left < 0:
-            raise RuntimeError(self._ready_twice_sentence(index))
+            raise RuntimeError(ready_twice(self.members[index].name))
 
     def _queue_callback(self) -> None:
         if not self._callback_queued:
@@ -182,12 +183,7 @@ class Reducer:
         self._ensure_buckets()
         self._open = True
         self._forward_waits = False
-        self._order = []
-        self._left = list(self._expected)
-        self._handles: list[Pending | torch.futures.Future[Any] | None] = []
-        self._used_flags: Tensor | None = None
-        self._flags_handle: Pending | None = None
-        self._kept: dict[int, Tensor | None] = {}  # gradients as they were, of members that this rank did not use
+        self._reset()
         scale = 1.0 if self.comm_hook is not None else 1.0 / self.divisor
         for bucket in self.buckets:
             bucket.begin(scale)
@@ -200,6 +196,15 @@ class Reducer:
                 self._mark_absent(index)
         for index in absent:
             self._mark_absent(index)
+
+    def _reset(self) -> None:
+        """What belongs to one reduction."""
+        self._order: list[int] = []  # in which gradients came
+        self._left = list(self._expected)  # times that each gradient is still to come
+        self._handles: list[Handle | None] = []  # of buckets, in their order
+        self._used_flags: Tensor | None = None
+        self._flags_handle: Pending | None = None
+        self._kept: dict[int, Tensor | None] = {}  # gradients as they were, of members that this rank did not use
 
     def _mark_absent(self, index: int) -> None:
         """This rank has no gradient of the member in this backward; it may have one from earlier, without sync."""
@@ -258,9 +263,9 @@ class Reducer:
             if len(self._handles) == len(self.buckets) and self._wants_flags():
                 self._launch_flags()
         except RuntimeError as error:
-            self._fail(error, len(self._handles))
+            self._fail(error, self._name_bucket(len(self._handles)))
 
-    def _launch(self, bucket: Bucket | SparseBucket) -> Pending | torch.futures.Future[Any] | None:
+    def _launch(self, bucket: Bucket | SparseBucket) -> Handle | None:
         self.times.communication_began()
         if isinstance(bucket, SparseBucket):
             handle: Pending = dist.all_reduce(bucket.gradient, group=self._group, async_op=True)
@@ -269,7 +274,7 @@ class Reducer:
             return None
         if self.comm_hook is not None:
             state, hook = self.comm_hook
-            future: torch.futures.Future[Any] = hook(state, GradBucket(bucket, is_last=bucket is self.buckets[-1]))
+            future: Future[Any] = hook(state, GradBucket(bucket, is_last=bucket is self.buckets[-1]))
             return future
         return self.transport.all_reduce(bucket.flat)
 
@@ -319,7 +324,7 @@ class Reducer:
             try:
                 self._finish_bucket(bucket, handle)
             except RuntimeError as error:
-                self._fail(error, number)
+                self._fail(error, self._name_bucket(number))
         used_somewhere = self._used_somewhere()
         for index in self._without_gradient():
             self._hand_over(index, self._parameters[index], used_somewhere is None or used_somewhere[index])
@@ -328,10 +333,12 @@ class Reducer:
         self._learning = False
         self._open = False
         self._used = [False] * len(self.members)
+        order = self._order
+        self._reset()  # handles hold buffers
         if rebuild:
-            self._rebuild(self._order)
+            self._rebuild(order)
 
-    def _finish_bucket(self, bucket: Bucket | SparseBucket, handle: Pending | torch.futures.Future[Any] | None) -> None:
+    def _finish_bucket(self, bucket: Bucket | SparseBucket, handle: Handle | None) -> None:
         if handle is None:
             return
         result = handle.wait()
@@ -346,7 +353,7 @@ class Reducer:
         try:
             self._flags_handle.wait()
         except RuntimeError as error:
-            self._fail(error, len(self.buckets) - 1)
+            self._fail(error, "the flags of unused parameters")
         used = [users > 0 for users in self._used_flags.tolist()]
         if self.options.static_graph:
             self._learned_use = used
@@ -366,15 +373,10 @@ class Reducer:
             if kept is not None and parameter.grad is not None and parameter.grad is view:
                 parameter.grad.copy_(kept)
         elif view is None:
-            parameter.grad = bucket.gradient
-            bucket.gradient = None
-        elif parameter.grad is None and self._as_views:
-            parameter.grad = view
-        elif parameter.grad is None:
-            parameter.grad = view.to(parameter.dtype, copy=True)
+            parameter.grad, bucket.gradient = bucket.gradient, None
         elif self._as_views:
             parameter.grad = view
-        elif parameter.grad.is_sparse:
+        elif parameter.grad is None or parameter.grad.is_sparse:
             parameter.grad = view.to(parameter.dtype, copy=True)
         else:
             with torch.no_grad():
@@ -383,7 +385,7 @@ class Reducer:
     def reduce_nothing(self) -> None:
         """Take part with zeros in one reduction of the other ranks, as a rank that has run out of inputs does."""
         self._ensure_buckets()
-        self._handles = []
+        self._reset()
         for bucket in self.buckets:
             if isinstance(bucket, SparseBucket):
                 bucket.parameters[0].grad = None
@@ -401,16 +403,15 @@ class Reducer:
         if not self.has_rebuilt and not self.options.find_unused_parameters:
             self._rebuild([])
 
-    def _fail(self, error: RuntimeError, number: int) -> None:
+    def _name_bucket(self, number: int) -> str:
+        names = ", ".join(self.members[index].name for index in self.buckets[number].members)
+        return f"bucket {number} ({names})"
+
+    def _fail(self, error: RuntimeError, what: str) -> NoReturn:
         """Drop all gradients, so that an optimizer's step changes nothing, and say what could not be reduced."""
         for parameter in self._parameters:
             parameter.grad = None
-        names = ", ".join(self.members[index].name for index in self.buckets[number].members)
-        rank = dist.get_rank(self._group)
-        self.failed = CollectiveFailed(
-            f"Rank {rank} could not reduce bucket {number} ({names}): {error}. Parameters are unchanged, gradients "
-            "were dropped."
-        )
+        self.failed = CollectiveFailed(not_reduced(dist.get_rank(self._group), what, error))
         raise self.failed from error
 
     # Buckets
@@ -438,7 +439,10 @@ class Reducer:
         """Allocate late: the old buffers have gone with the gradients by now."""
         if self.buckets:
             return
-        flats = self.transport.allocate([self._spec(members) for members in self.layout])
+        try:
+            flats = self.transport.allocate([self._spec(members) for members in self.layout])
+        except RuntimeError as error:
+            self._fail(error, "anything: there are no buckets")
         self.buckets = [
             self._make_bucket(number, members, flat)
             for number, (members, flat) in enumerate(zip(self.layout, flats, strict=True))
@@ -466,28 +470,12 @@ class Reducer:
         seen = set(order)
         missing = [index for index in range(len(self.members) - 1, -1, -1) if index not in seen]
         agreed = torch.tensor([*order, *missing], device=self._parameters[0].device)
-        dist.broadcast(agreed, src=dist.get_global_rank(self._group, 0), group=self._group)
+        try:
+            dist.broadcast(agreed, src=dist.get_global_rank(self._group, 0), group=self._group)
+        except RuntimeError as error:
+            self._fail(error, "the order of buckets")
         self.has_rebuilt = True
         layout = self._lay_out(agreed.tolist())
         if layout != self.layout:
             self.layout = layout
-            self.buckets = []
-
-    # What goes wrong, in words
-
-    def _unfinished_sentence(self) -> str:
-        rank = dist.get_rank(self._group)
-        names = ", ".join(member.name for member, left in zip(self.members, self._left, strict=True) if left > 0)
-        return (
-            "Expected to have finished reduction in the prior iteration before starting a new one. "
-            f"Parameters which did not receive grad for rank {rank}: {names}. "
-            "If the loss does not use them in every iteration, pass find_unused_parameters=True; "
-            "if the module returned outputs that the loss left out, use them or do not return them."
-        )
-
-    def _ready_twice_sentence(self, index: int) -> str:
-        return (
-            f"Expected to mark a variable ready only once, but the gradient of {self.members[index].name} came again "
-            "in one backward. A re-entrant checkpoint that is used more than once, or a parameter shared between "
-            "re-entrant checkpoints, does that: pass static_graph=True or checkpoint with use_reentrant=False."
-        )
+            self.buckets, self._place = [], {}

@@ -35,6 +35,8 @@ _ALIGNMENT = 64  # a cache line
 _HEADER_BYTES = 4096
 _FILLED, _SUMMED, _BROKEN = 8, 16, 24  # places in the header, in units of eight bytes, a cache line apart
 _SPINS = 200
+_YIELD_S = 0.0003  # yield the processor for so long before sleeping: ranks may outnumber processors
+_PAUSE_S = 0.0002
 _LIVENESS_INTERVAL_S = 0.05
 _DEFAULT_TIMEOUT_S = 1800.0
 
@@ -71,6 +73,11 @@ class SharedMemoryTransport:
         if self._arena is None:
             return self._fallback.all_reduce(flat)
         return self._arena.start(flat)
+
+    def give_up(self) -> None:
+        """Ranks that wait for this one raise at once."""
+        if self._arena is not None:
+            self._arena.give_up()
 
     def close(self) -> None:
         """Unmap as soon as no gradient lies there any more."""
@@ -110,6 +117,10 @@ class _Arena:
             self._sum_next()
         self._wait(_SUMMED, number)
 
+    def give_up(self) -> None:
+        """Leave a mark that those who wait will find."""
+        self._counters[self._rank][_BROKEN] = 1
+
     def _sum_next(self) -> None:
         number, bucket = self._queue.popleft()
         for own, others in self._pieces[bucket]:
@@ -135,7 +146,7 @@ class _Arena:
         while (rank := self._lagging(counter, number)) is not None:
             time.sleep(pause)
             now = time.monotonic()
-            pause = 0.0 if now - began < 0.002 else 0.0002
+            pause = 0.0 if now - began < _YIELD_S else _PAUSE_S
             if now - looked > _LIVENESS_INTERVAL_S:
                 looked = now
                 self._check_alive(counter, number)
@@ -149,10 +160,10 @@ class _Arena:
             self._break(f"rank {dead[0]} (process {dead[1]}) has died")
         for rank, counters in enumerate(self._counters):
             if counters[_BROKEN]:
-                self._break(f"rank {rank} gave up")
+                self._break(f"rank {rank} gave up: its error says why")
 
     def _break(self, reason: str) -> None:
-        self._counters[self._rank][_BROKEN] = 1
+        self.give_up()
         raise CollectiveFailed(reason)
 
 

@@ -35,6 +35,9 @@ class Transport(Protocol):
     def all_reduce(self, flat: Tensor) -> Pending:
         """Begin to replace ``flat`` by its sum over the ranks. Returns at once."""
 
+    def give_up(self) -> None:
+        """Let the others know, where that is possible, that this rank will not take part any more."""
+
     def close(self) -> None:
         """Give back what the transport holds. Buffers that it allocated stay valid."""
 
@@ -55,6 +58,9 @@ class TorchTransport:
         """Begin; the handle is torch's ``Work``."""
         work: Pending = dist.all_reduce(flat, group=self._group, async_op=True)
         return work
+
+    def give_up(self) -> None:
+        """Backends have no word for it: the others notice when this process ends, or when their time is up."""
 
     def close(self) -> None:
         """Nothing is held: the group belongs to the user."""

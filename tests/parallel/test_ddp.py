@@ -22,12 +22,14 @@ from dlaunch.parallel import (
     PostLocalSGDState,
     PowerSGDState,
     SyncBatchNorm,
+    allreduce_hook,
     bf16_compress_hook,
     fp16_compress_hook,
     post_local_sgd_hook,
     power_sgd_hook,
 )
 from dlaunch.parallel.bucket import Bucket
+from dlaunch.parallel.comm_hooks import bf16_compress_wrapper, fp16_compress_wrapper
 
 from .ddp_models import Everything, batches
 from .worlds import RankFailed, WorldOf
@@ -372,6 +374,8 @@ def close_to_exact(rank: int, variant: str) -> float:
     hooks: dict[str, tuple[Any, Any]] = {
         "fp16 hook": (None, fp16_compress_hook),
         "bf16 hook": (None, bf16_compress_hook),
+        "fp16 wrapper": (None, fp16_compress_wrapper(allreduce_hook)),
+        "bf16 wrapper": (None, bf16_compress_wrapper(allreduce_hook)),
         "power sgd": (PowerSGDState(start_step=2, rank=4, min_compression_rate=0.5), power_sgd_hook),
     }
     if variant in hooks:
@@ -387,7 +391,9 @@ def close_to_exact(rank: int, variant: str) -> float:
     return max(abs(a - b) for a, b in zip(losses, exact, strict=True))
 
 
-@pytest.mark.parametrize("variant", ["bfloat16", "reduce", "autocast", "fp16 hook", "bf16 hook", "power sgd"])
+@pytest.mark.parametrize(
+    "variant", ["bfloat16", "reduce", "autocast", "fp16 hook", "bf16 hook", "fp16 wrapper", "bf16 wrapper", "power sgd"]
+)
 def test_narrow_types_and_compression_stay_near_exact_training(world_of: WorldOf, variant: str) -> None:
     assert max(world_of(2).run(close_to_exact, variant)) < 0.02
 

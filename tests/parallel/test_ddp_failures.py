@@ -51,6 +51,59 @@ def test_a_gradient_that_never_came_is_named_at_the_next_forward(world_of: World
         assert "find_unused_parameters=True" in message
 
 
+def leave_one_out_on_rank_1(rank: int) -> str:
+    network = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = network[0](inputs)
+            return outputs if rank == 1 else network[1](outputs)
+
+    model = DistributedDataParallel(Uneven(), transport="shared_memory")
+    try:
+        for _ in range(2):
+            torch.autograd.backward(model(torch.ones(1, 6)).sum())
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_whose_graph_differs_does_not_leave_the_others_waiting(world_of: WorldOf) -> None:
+    waiting, different = world_of(2).run(leave_one_out_on_rank_1)
+    assert "Rank 0 could not reduce bucket 0 (layers.1.bias" in waiting
+    assert "rank 1 gave up" in waiting
+    assert "did not receive grad for rank 1: layers.1.weight, layers.1.bias" in different
+
+
+def come_late(rank: int, came: str) -> str:
+    model = DistributedDataParallel(layers(), transport="shared_memory")
+    outputs = model(torch.ones(1, 6))
+    if rank == 1:
+        while not Path(came).exists():  # rank 0 has given up
+            time.sleep(0.05)
+    try:
+        torch.autograd.backward(outputs.sum())
+    except CollectiveFailed as error:
+        return str(error)
+    finally:
+        Path(came).touch()
+    return ""
+
+
+def test_a_rank_that_lives_and_does_not_come_is_named_when_the_groups_time_is_up(tmp_path: Path) -> None:
+    world = World(2, collective_timeout_s=2)
+    try:
+        waiting, late = world.run(come_late, f"{tmp_path}/came")
+    finally:
+        world.close()
+    assert "rank 1 did not come within 2 s" in waiting
+    assert "rank 0 gave up" in late
+
+
 MISTAKES: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (ValueError, "device_ids can only be None or contain a single element", {"device_ids": [0, 1]}),
     (ValueError, "only work with single-device/multiple-device GPU modules", {"device_ids": [0]}),

@@ -1,0 +1,86 @@
+"""Peak memory of a rank that trains with our DistributedDataParallel beside torch's.
+
+    python benchmarks/parallel_ddp_memory.py --model mlp
+
+Each contestant trains in processes of its own. What counts is the proportional set size (PSS): memory that ranks share
+is counted once. It is sampled all the time, and the largest sample of rank 0 is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from parallel_ddp import CONTESTANTS, make_step
+from parallel_models import MODELS
+
+
+def proportional_set_mib() -> float:
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise OSError("/proc/self/smaps_rollup has no line for Pss")
+
+
+class Peak:
+    """The largest sample, taken by a thread without a pause until `stop`."""
+
+    def __init__(self) -> None:
+        self.mib = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+
+    def _sample(self) -> None:
+        while not self._stopped.wait(0.001):
+            self.mib = max(self.mib, proportional_set_mib())
+
+    def stop(self) -> float:
+        """End sampling and return the peak in MiB."""
+        self._stopped.set()
+        self._thread.join()
+        return self.mib
+
+
+def work(rank: int, world_size: int, store: str, name: str, model: str, steps: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+    step, _ = make_step(name, model, rank)
+    for _ in range(3):
+        step()
+    peak = Peak()
+    for _ in range(steps):
+        step()
+    mib = peak.stop()
+    if rank == 0:
+        print(f"  {name:20} {mib:8.1f} MiB", flush=True)
+    dist.barrier()
+    os._exit(0)  # torch's reducers would join gloo's threads while they hold the interpreter's lock
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare the peak memory of data-parallel classes.")
+    parser.add_argument("--world-size", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--model", choices=MODELS, default="mlp")
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    arguments = parser.parse_args()
+    print(f"{arguments.model}, {arguments.world_size} ranks: peak of rank 0")
+    for name in arguments.contestants:
+        with tempfile.TemporaryDirectory() as directory:
+            mp.start_processes(
+                work,
+                args=(arguments.world_size, f"{directory}/store", name, arguments.model, arguments.steps),
+                nprocs=arguments.world_size,
+                start_method="spawn",
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -31,8 +31,8 @@ _GUARD = os.path.join(os.path.dirname(os.path.abspath(dlaunch.__file__)), "worke
 
 # Called in every worker before the script: puts our classes under torch's names, as DLAUNCH_PARALLEL says.
 _STAND_IN = {
-    "call": "dlaunch.parallel.patch:apply_as_asked",
-    "preload": ["dlaunch.parallel.distributed_data_parallel", "dlaunch.parallel.data_parallel"],
+    "call": "dlaunch.parallel.scripts.patch:apply_as_asked",
+    "preload": ["dlaunch.parallel.ddp.distributed_data_parallel", "dlaunch.parallel.dp.data_parallel"],
 }
 
 

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 import torch
 
 from dlaunch.parallel import checkpoint
-from dlaunch.parallel.sampler import ElasticDistributedSampler
+from dlaunch.parallel.data.sampler import ElasticDistributedSampler
 
 EPOCH = range(997)
 MODES = ("moment", "call", "byte")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dlaunch.parallel import checkpoint as checkpoint
-    from dlaunch.parallel.prepare import prepare as prepare
+    from dlaunch.parallel.scripts.prepare import prepare as prepare
 
 __version__ = "0.1.0"
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return checkpoint
     if name == "prepare":
-        from dlaunch.parallel.prepare import prepare  # noqa: PLC0415  -- torch
+        from dlaunch.parallel.scripts.prepare import prepare  # noqa: PLC0415  -- torch
 
         return prepare
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

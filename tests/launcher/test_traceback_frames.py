@@ -19,7 +19,7 @@ LIBRARY = [
     "<frozen runpy>",
     "<frozen importlib._bootstrap>",
 ]
-OURS = ["/opt/dlaunch/worker/starter.py", "/opt/dlaunch/parallel/naive.py"]
+OURS = ["/opt/dlaunch/worker/starter.py", "/opt/dlaunch/parallel/ddp/naive.py"]
 
 
 def shown(*files: str) -> list[str]:

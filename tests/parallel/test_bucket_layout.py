@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlaunch.parallel.bucket_layout import BUCKET_BYTES, FIRST_BUCKET_BYTES, MIB, Slot, bucket_caps, lay_out
+from dlaunch.parallel.ddp.bucket_layout import BUCKET_BYTES, FIRST_BUCKET_BYTES, MIB, Slot, bucket_caps, lay_out
 
 
 def slots(*sizes: int, kinds: str = "", sparse: tuple[int, ...] = ()) -> list[Slot]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dlaunch.parallel import checkpoint
 from dlaunch.parallel.checkpoint import CheckpointError, Saver
-from dlaunch.parallel.checkpoint_manifest import published_in
+from dlaunch.parallel.checkpoint.manifest import published_in
 
 
 def numbers(directory: Path) -> list[int]:

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from dlaunch.parallel import checkpoint
-from dlaunch.parallel.atomic_file import write_durably
 from dlaunch.parallel.checkpoint import CheckpointError, DamagedCheckpoint, DamagedCheckpointWarning
-from dlaunch.parallel.checkpoint_manifest import FileEntry, Manifest
-from dlaunch.parallel.checkpoint_reader import open_checkpoint
+from dlaunch.parallel.checkpoint.atomic_file import write_durably
+from dlaunch.parallel.checkpoint.manifest import FileEntry, Manifest
+from dlaunch.parallel.checkpoint.reader import open_checkpoint
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dlaunch.parallel.checkpoint_error import CheckpointError
-from dlaunch.parallel.checkpoint_manifest import Published
-from dlaunch.parallel.checkpoint_names import plain_name, with_names_of, with_plain_names
-from dlaunch.parallel.checkpoint_retention import Retention
-from dlaunch.parallel.checkpoint_shards import assemble, shard
-from dlaunch.parallel.checkpoint_state import snapshot
+from dlaunch.parallel.checkpoint.error import CheckpointError
+from dlaunch.parallel.checkpoint.manifest import Published
+from dlaunch.parallel.checkpoint.names import plain_name, with_names_of, with_plain_names
+from dlaunch.parallel.checkpoint.retention import Retention
+from dlaunch.parallel.checkpoint.shards import assemble, shard
+from dlaunch.parallel.checkpoint.state import snapshot
 
 
 def written_and_read(tree: dict[str, Any]) -> dict[str, Any]:

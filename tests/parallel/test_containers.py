@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlaunch.parallel.containers import opened
+from dlaunch.parallel.dp.containers import opened
 
 Pair = namedtuple("Pair", "left right")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from dlaunch.parallel.data_parallel import DataParallel, data_parallel
+from dlaunch.parallel.dp.data_parallel import DataParallel, data_parallel
 
 
 class Model(nn.Module):

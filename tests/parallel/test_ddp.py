@@ -28,8 +28,8 @@ from dlaunch.parallel import (
     post_local_sgd_hook,
     power_sgd_hook,
 )
-from dlaunch.parallel.bucket import Bucket
-from dlaunch.parallel.comm_hooks import bf16_compress_wrapper, fp16_compress_wrapper
+from dlaunch.parallel.ddp.bucket import Bucket
+from dlaunch.parallel.ddp.comm_hooks import bf16_compress_wrapper, fp16_compress_wrapper
 
 from .ddp_models import Everything, batches
 from .worlds import RankFailed, WorldOf

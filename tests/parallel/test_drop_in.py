@@ -12,7 +12,7 @@ from .programs import run_ranks
 
 APPLY = """
 import os
-from dlaunch.parallel import patch
+from dlaunch.parallel.scripts import patch
 patch.apply(os.environ["DLAUNCH_PARALLEL"])
 """
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlaunch.parallel.gather import gather
+from dlaunch.parallel.dp.gather import gather
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "left right")

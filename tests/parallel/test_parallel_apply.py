@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlaunch.parallel.parallel_apply import parallel_apply
+from dlaunch.parallel.dp.parallel_apply import parallel_apply
 
 USER = ContextVar("USER", default="nobody")
 

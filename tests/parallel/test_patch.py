@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlaunch.errors import UsageError
-from dlaunch.parallel import patch
+from dlaunch.parallel.scripts import patch
 
 from .programs import run_ranks
 
@@ -34,7 +34,7 @@ def run(script: str, folder: Path) -> Any:
 def test_a_script_that_imports_torch_later_finds_ours_under_every_name(tmp_path: Path, way: str) -> None:
     before = f"""
 import sys
-from dlaunch.parallel import patch
+from dlaunch.parallel.scripts import patch
 patch.apply({way!r})
 patch.apply({way!r})
 assert "torch" not in sys.modules
@@ -49,7 +49,7 @@ library = types.ModuleType("library")
 exec("from torch.nn.parallel import DistributedDataParallel as DDP; from torch.nn import DataParallel", vars(library))
 sys.modules["library"] = library
 torchs = library.DDP, library.DataParallel
-from dlaunch.parallel import patch
+from dlaunch.parallel.scripts import patch
 patch.apply("ddp")
 patch.apply("ddp")
 """
@@ -64,7 +64,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 def test_without_a_way_torch_keeps_its_classes_and_nothing_is_imported(tmp_path: Path) -> None:
     script = """
 import sys
-from dlaunch.parallel import patch
+from dlaunch.parallel.scripts import patch
 patch.apply("none")
 assert not [name for name in sys.modules if name.startswith("torch")]
 import torch
@@ -78,7 +78,7 @@ print("torch's")
 def test_a_failed_import_of_torch_fails_as_it_would(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('broken')")
     script = """
-from dlaunch.parallel import patch
+from dlaunch.parallel.scripts import patch
 patch.apply("ddp")
 try:
     import torch

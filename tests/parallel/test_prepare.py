@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dlaunch.errors import UsageError
 from dlaunch.parallel import DistributedDataParallel, wrapper_of
-from dlaunch.parallel.data_parallel import DataParallel
-from dlaunch.parallel.prepare import prepare
+from dlaunch.parallel.dp.data_parallel import DataParallel
+from dlaunch.parallel.scripts.prepare import prepare
 
 from .programs import run_ranks
 
@@ -118,7 +118,7 @@ def test_options_reach_the_wrapper_and_no_sync_works_through_it(world_of: Any) -
 def test_a_whole_script_runs_alone_and_in_a_world_of_its_own(tmp_path: Path) -> None:
     script = """
 import torch, torch.distributed as dist
-from dlaunch.parallel.prepare import prepare
+from dlaunch.parallel.scripts.prepare import prepare
 
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.AdamW(model.parameters())

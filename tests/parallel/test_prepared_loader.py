@@ -21,9 +21,9 @@ from torch.utils.data import (
 )
 
 from dlaunch.errors import UsageError
-from dlaunch.parallel.prepared_loader import prepared_loader, seed_of
-from dlaunch.parallel.sampler import ElasticDistributedSampler
-from dlaunch.parallel.streaming import ElasticStream
+from dlaunch.parallel.data.sampler import ElasticDistributedSampler
+from dlaunch.parallel.data.streaming import ElasticStream
+from dlaunch.parallel.scripts.prepared_loader import prepared_loader, seed_of
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlaunch.errors import UsageError
-from dlaunch.parallel.process_group import device_of, join_process_group
+from dlaunch.parallel.scripts.process_group import device_of, join_process_group
 
 
 @pytest.mark.parametrize(

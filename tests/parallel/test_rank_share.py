@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, WeightedRandomSampler
 
-from dlaunch.parallel.rank_share import RankShare, RankStream, even_share, same_draws
+from dlaunch.parallel.scripts.rank_share import RankShare, RankStream, even_share, same_draws
 
 
 @given(size=st.integers(0, 60), world_size=st.integers(1, 9), drop_last=st.booleans())

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from dlaunch.parallel.replicate import replicate
+from dlaunch.parallel.dp.replicate import replicate
 
 CPU = torch.device("cpu")
 

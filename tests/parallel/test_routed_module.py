@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from dlaunch.parallel.data_parallel import DataParallel
-from dlaunch.parallel.routed_module import route_through, wrapper_of
+from dlaunch.parallel.dp.data_parallel import DataParallel
+from dlaunch.parallel.scripts.routed_module import route_through, wrapper_of
 
 
 class Net(nn.Module):

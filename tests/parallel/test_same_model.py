@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from dlaunch.parallel import DistributedDataParallel
-from dlaunch.parallel.same_model import Description, first_difference
+from dlaunch.parallel.ddp.same_model import Description, first_difference
 
 from .worlds import RankFailed, WorldOf
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlaunch.parallel.sample_order import Ending, Share, taker_in_stream
+from dlaunch.parallel.data.sample_order import Ending, Share, taker_in_stream
 
 SIZES = st.integers(0, 60)
 WORLDS = st.integers(1, 7)

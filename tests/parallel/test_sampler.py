@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from dlaunch.parallel.sampler import ElasticDistributedSampler
+from dlaunch.parallel.data.sampler import ElasticDistributedSampler
 
 
 class Numbers(Dataset[int]):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from dlaunch.parallel.gather import gather
-from dlaunch.parallel.scatter import scatter
+from dlaunch.parallel.dp.gather import gather
+from dlaunch.parallel.dp.scatter import scatter
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "left right")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from dlaunch.parallel.streaming import ElasticStream
+from dlaunch.parallel.data.streaming import ElasticStream
 
 
 class Counting:

@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = str(Path(__file__).parents[2])
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "dlaunch.parallel.naive"])
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "dlaunch.parallel.ddp.naive"])
 
 
 WorldOf = Callable[[int], "World"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .checkpoint_error import DamagedCheckpoint
+from .error import DamagedCheckpoint
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.pt"

@@ -24,17 +24,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .agreement import from_first_rank, largest, rank_and_size
+from ..agreement import from_first_rank, largest, rank_and_size
 from .atomic_file import ChecksummedFile, sync_directory, write_durably
-from .checkpoint_dcp import export_dcp, import_dcp
-from .checkpoint_error import CheckpointError, DamagedCheckpoint, DamagedCheckpointWarning
-from .checkpoint_manifest import Published
-from .checkpoint_reader import Checkpoint, latest, open_checkpoint
-from .checkpoint_request import CheckpointRequest
-from .checkpoint_saver import Saver
-from .checkpoint_shards import assemble, shard
-from .checkpoint_state import State, restore
+from .dcp import export_dcp, import_dcp
+from .error import CheckpointError, DamagedCheckpoint, DamagedCheckpointWarning
+from .manifest import Published
 from .random_state import RandomState
+from .reader import Checkpoint, latest, open_checkpoint
+from .request import CheckpointRequest
+from .saver import Saver
+from .shards import assemble, shard
+from .state import State, restore
 
 __all__ = [
     "Checkpoint",

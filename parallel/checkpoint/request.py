@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .agreement import largest
+from ..agreement import largest
 
 
 class CheckpointRequest:

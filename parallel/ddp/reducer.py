@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.futures import Future
 
+from ..transport.base import CollectiveFailed, Pending, Transport
+from ..transport.errors import invalid_gradients, not_reduced, ready_twice, unfinished
 from .bucket import Bucket, SparseBucket
 from .bucket_layout import Layout, Slot, lay_out
 from .grad_bucket import GradBucket
-from .reduction_errors import invalid_gradients, not_reduced, ready_twice, unfinished
 from .step_times import StepTimes
-from .transport import CollectiveFailed, Pending, Transport
 
 CommHook = Callable[[Any, Any], Future[Any]]
 Handle = Pending | Future[Any]

@@ -20,17 +20,17 @@ from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.utils._pytree import tree_map_only
 
+from ..transport.base import CollectiveFailed
+from ..transport.choice import choose_transport
+from .arguments import builtin_hook, check_parameters, resolve_device_ids, resolve_group
 from .broadcast import broadcast_coalesced
 from .bucket_layout import bucket_caps
 from .buffers import BufferHook, BufferHookTime, shared_buffers, sparse_parameter_ids
-from .ddp_arguments import builtin_hook, check_parameters, resolve_device_ids, resolve_group
-from .ddp_join import DDPJoinHook
 from .graph import find_tensors, reachable_leaves
+from .join import DDPJoinHook
 from .mixed_precision import MixedPrecision
 from .reducer import CommHook, Member, Reducer, ReducerOptions
 from .same_model import verify_same_model
-from .transport import CollectiveFailed
-from .transport_choice import choose_transport
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -273,8 +273,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let ``hook(state, bucket)`` reduce each bucket; it returns a future of the averaged bucket.
 
-        Torch's own hooks work, and those of ``dlaunch.parallel.comm_hooks``. Gradients in the bucket are not divided
-        by the world size: the hook divides.
+        Torch's own hooks work, and those of ``dlaunch.parallel.ddp.comm_hooks``. Gradients in the bucket are not
+        divided by the world size: the hook divides.
 
         Raises:
             TypeError: ``hook`` cannot be called.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from .byte_gather import all_gather_bytes
+from ..transport.byte_gather import all_gather_bytes
 
 Description = list[tuple[str, list[int], str]]  # name, shape, data type of each parameter
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .checkpoint_manifest import Published
+from .manifest import Published
 
 
 @dataclass(frozen=True, slots=True)

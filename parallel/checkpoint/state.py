@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from .checkpoint_error import CheckpointError
-from .checkpoint_names import with_names_of, with_plain_names
+from .error import CheckpointError
+from .names import with_names_of, with_plain_names
 
 State = Mapping[str, Any]
 _LEAVES = (bool, int, float, complex, str, torch.Size, torch.dtype, type(None))

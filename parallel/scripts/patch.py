@@ -49,7 +49,7 @@ def apply_as_asked() -> None:
 
 def put_in_place() -> None:
     """Exchange the classes; torch is loaded. A second time changes nothing."""
-    from . import DataParallel, DistributedDataParallel  # noqa: PLC0415  -- they import torch
+    from .. import DataParallel, DistributedDataParallel  # noqa: PLC0415  -- they import torch
 
     for name, ours in (("DistributedDataParallel", DistributedDataParallel), ("DataParallel", DataParallel)):
         theirs = getattr(sys.modules[_HOMES[name][-1]], name)

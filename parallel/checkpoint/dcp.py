@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
-from .checkpoint_error import CheckpointError
-from .checkpoint_reader import Checkpoint
+from .error import CheckpointError
 from .plain_load import load_plainly
+from .reader import Checkpoint
 
 _METADATA_NAME = ".metadata"
 _ALLOWED = {

@@ -19,8 +19,8 @@ import dlaunch
 from dlaunch import clock
 
 from .atomic_file import ChecksummedFile, sync_directory, write_durably, write_named_durably
-from .checkpoint_error import CheckpointError, DamagedCheckpoint
-from .checkpoint_manifest import (
+from .error import CheckpointError, DamagedCheckpoint
+from .manifest import (
     DELETING_SUFFIX,
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
@@ -32,8 +32,8 @@ from .checkpoint_manifest import (
     published_in,
     shard_name,
 )
-from .checkpoint_reader import open_checkpoint
-from .checkpoint_retention import Retention
+from .reader import open_checkpoint
+from .retention import Retention
 
 PublishGuard = Callable[[], bool]
 _POLL_S = 0.02  # how often the first rank looks for the others' shards; works on every shared file system

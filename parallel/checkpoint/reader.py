@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from .atomic_file import checksum
-from .checkpoint_error import CheckpointError, DamagedCheckpoint, DamagedCheckpointWarning
-from .checkpoint_manifest import MANIFEST_NAME, STATE_NAME, FileEntry, Manifest, Published, published_in, shard_name
-from .checkpoint_shards import assemble
+from .error import CheckpointError, DamagedCheckpoint, DamagedCheckpointWarning
+from .manifest import MANIFEST_NAME, STATE_NAME, FileEntry, Manifest, Published, published_in, shard_name
 from .plain_load import load_plainly
+from .shards import assemble
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import torch
 import torch.distributed as dist
 
+from .base import TorchTransport, Transport
 from .shared_memory import SharedMemoryTransport, can_share_memory
-from .transport import TorchTransport, Transport
 
 WISHES = ("auto", "torch", "shared_memory")
 

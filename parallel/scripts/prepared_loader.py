@@ -12,10 +12,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from dlaunch.errors import UsageError
 
-from .containers import opened
+from ..data.sampler import ElasticDistributedSampler
+from ..data.streaming import ElasticStream
+from ..dp.containers import opened
 from .rank_share import RankShare, RankStream
-from .sampler import ElasticDistributedSampler
-from .streaming import ElasticStream
 
 _EPOCHS, _DEVICE, _BEGUN = "_dlaunch_epochs", "_dlaunch_device", "_dlaunch_epoch_begun"
 

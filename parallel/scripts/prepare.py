@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from dlaunch.errors import UsageError
 from dlaunch.ways import Way, way_for
 
-from .collectives import broadcast_object
-from .place import place_of_this_process
+from ..collectives import broadcast_object
+from ..place import place_of_this_process
 from .prepared_loader import prepared_loader, seed_of
 from .process_group import device_of_this_process, join_process_group
 from .routed_module import RoutedModule, route_through
@@ -79,13 +79,13 @@ def _as_given(model: nn.Module, optimizer: Optimizer | None, loaders: Sequence[D
 
 
 def _data_parallel(model: nn.Module, options: dict[str, Any]) -> nn.Module:
-    from .data_parallel import DataParallel  # noqa: PLC0415  -- only what is used
+    from ..dp.data_parallel import DataParallel  # noqa: PLC0415  -- only what is used
 
     return DataParallel(model, **options)
 
 
 def _distributed(model: nn.Module, device: torch.device, options: dict[str, Any]) -> nn.Module:
-    from . import DistributedDataParallel  # noqa: PLC0415  -- only what is used
+    from .. import DistributedDataParallel  # noqa: PLC0415  -- only what is used
 
     alone = len({parameter.device for parameter in model.parameters()}) == 1
     device_ids = [device] if device.type != "cpu" and alone else None

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import torch
 
-from .checkpoint_error import CheckpointError
+from .error import CheckpointError
 
 
 def load_plainly(file: Path | IO[bytes], name: str) -> Any:

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .base import CollectiveFailed, Pending, TorchTransport
 from .byte_gather import all_gather_bytes
 from .peers import Peers
 from .shared_segments import Segments, host_identity, map_segments
-from .transport import CollectiveFailed, Pending, TorchTransport
 
 PIECE_BYTES = 256 * 1024
 _ALIGNMENT = 64  # a cache line

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from .place import place_of_this_process
+from ..place import place_of_this_process
 from .sample_order import Ending, Share
 
 _STATE_VERSION = 1

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from .place import place_of_this_process
+from ..place import place_of_this_process
 from .sample_order import taker_in_stream
 
 T = TypeVar("T")

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .agreement import from_first_rank, largest, rank_and_size
-from .checkpoint_error import CheckpointError
-from .checkpoint_manifest import Manifest
-from .checkpoint_retention import Retention
-from .checkpoint_state import State, snapshot
-from .checkpoint_writer import PublishGuard, Save, carry_out, remove_leftovers
+from ..agreement import from_first_rank, largest, rank_and_size
+from .error import CheckpointError
+from .manifest import Manifest
+from .retention import Retention
+from .state import State, snapshot
+from .writer import PublishGuard, Save, carry_out, remove_leftovers
 
 _log = logging.getLogger("dlaunch.checkpoint")
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoint_error import CheckpointError
+from .error import CheckpointError
 
 _MARK = "__dlaunch_shard__"
 

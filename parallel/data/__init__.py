@@ -1,0 +1,1 @@
+"""Samplers and streams whose position is part of a checkpoint."""

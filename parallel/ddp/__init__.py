@@ -1,0 +1,1 @@
+"""DistributedDataParallel: gradients averaged while the backward runs."""

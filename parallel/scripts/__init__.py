@@ -1,0 +1,1 @@
+"""Putting a script into the parallel classes: prepare, and standing in for torch's."""

@@ -7,10 +7,10 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench chaos docs clean
+.PHONY: help setup demo test check bench bench-parallel checkpoint-kills chaos docs clean
 
 help:  ## list the commands
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -37,6 +37,14 @@ check: $(READY)  ## lint, format, types, architecture
 
 bench: $(READY)  ## measure against torchrun in one run: ratios, medians (ARGS=--help for a part of it)
 	$(BIN)/python benchmarks/launcher.py $(ARGS)
+
+bench-parallel: $(READY)  ## measure our DDP and DataParallel against torch's and the plain module
+	cd benchmarks && ../$(BIN)/python parallel_ddp.py $(ARGS)
+	cd benchmarks && ../$(BIN)/python parallel_ddp_memory.py
+	$(BIN)/python benchmarks/parallel_dp.py
+
+checkpoint-kills: $(READY)  ## kill a process that saves checkpoints a thousand times; no good one may be lost
+	$(BIN)/python benchmarks/checkpoint_kills.py --kills 1000 $(ARGS)
 
 chaos: $(READY)  ## 200 seeded kills and stops of real processes; nothing may be left (SEED=1 COUNT=200)
 	$(BIN)/python benchmarks/chaos.py --seed $(or $(SEED),1) --count $(or $(COUNT),200) $(ARGS)

@@ -30,6 +30,11 @@ def main() -> int:
     arguments = _parse_arguments()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some victims would leave a core file
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the blocks that clear up
+    for signum in (
+        signal.SIGINT,
+        signal.SIGQUIT,
+    ):  # ignored by what a shell runs in the background; dlaunch honours that
+        signal.signal(signum, signal.SIG_DFL)
     adopt_orphans()
     begun_at = now()
     scenarios = list(_chosen(arguments))

@@ -32,6 +32,7 @@ from ..transport.errors import invalid_gradients, not_reduced, ready_twice, unfi
 from .bucket import Bucket, SparseBucket
 from .bucket_layout import Layout, Slot, lay_out
 from .grad_bucket import GradBucket
+from .graph import reachable_leaves
 from .step_times import StepTimes
 
 CommHook = Callable[[Any, Any], Future[Any]]
@@ -109,6 +110,13 @@ class Reducer:
         self._forward_waits = True
         self._output_reached = self._callback_queued = False  # a backward that raised never made its call
         self._unused_by_graph = sorted(unused)
+
+    def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
+        """As torch's reducer has it, for those who call it themselves (Accelerate does): reduce the next backward.
+
+        ``outputs`` say which parameters it will not reach; none of them means that it reaches all.
+        """
+        self.prepare(self.unreached(reachable_leaves(outputs)) if outputs else ())
 
     def begin_backward(self, *_: Any) -> None:
         """Called when a backward reaches the module's output: the outermost backward, where there are nested ones."""

@@ -558,3 +558,20 @@ def test_synchronised_batch_norm_is_batch_norm_over_the_batches_of_all_ranks(wor
     for state in world_of(size).run(normalise_together, size):
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5)
+
+
+def sync_a_backward_whose_forward_did_not(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(3, 1, bias=False)
+    model = DistributedDataParallel(linear)
+    with model.no_sync():
+        loss = model(torch.full((1, 3), float(rank))).sum()
+    model.require_backward_grad_sync = True
+    model.reducer.prepare_for_backward([])
+    loss.backward()
+    assert linear.weight.grad is not None
+    assert torch.equal(linear.weight.grad, torch.full((1, 3), (size - 1) / 2))
+
+
+def test_a_backward_can_be_announced_to_the_reducer_as_accelerate_does(world_of: WorldOf) -> None:
+    world_of(2).run(sync_a_backward_whose_forward_did_not, 2)

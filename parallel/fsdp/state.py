@@ -1,0 +1,154 @@
+"""State dicts of a sharded model: whole ones that any module can load, and each rank's part.
+
+Whole tensors are put together one at a time, so a rank never holds more than one parameter beside what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..checkpoint.shards import shard
+from .fully_shard import run_of
+from .sharded_parameter import ShardedParameter, shard_of
+
+
+def stream_full_state(model: nn.Module, *, rank0_only: bool = True) -> Iterator[tuple[str, Tensor | None]]:
+    """Names and whole tensors in host memory, one after the other; all ranks must exhaust it together.
+
+    Args:
+        model: with sharded modules in it.
+        rank0_only: other ranks than the first get ``None``.
+    """
+    run = run_of(model)
+    run.settle()
+    first = run.units[-1].is_first
+    done: dict[int, Tensor | None] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in done:
+            done[id(value)] = _whole(value, rank0_only, first)
+        yield name, done[id(value)]
+
+
+def full_state_dict(model: nn.Module, *, rank0_only: bool = True) -> dict[str, Tensor]:
+    """The state dict that the model would have had unsharded, in host memory; all ranks call this together.
+
+    Returns:
+        Names as before sharding and whole tensors; empty on other ranks than the first if ``rank0_only``.
+    """
+    return {name: value for name, value in stream_full_state(model, rank0_only=rank0_only) if value is not None}
+
+
+def load_full_state_dict(
+    model: nn.Module, state: Mapping[str, Any], *, from_rank0: bool = False, strict: bool = True
+) -> None:
+    """Take over whole tensors: each rank keeps its rows. Without ``from_rank0``, so does ``load_state_dict``.
+
+    Args:
+        model: with sharded modules in it.
+        state: of a plain module, of torch's FSDP or of ours; on the first rank only if ``from_rank0``.
+        from_rank0: send it from the first rank, one tensor at a time.
+        strict: as in ``load_state_dict``.
+    """
+    if not from_rank0:
+        model.load_state_dict(state, strict=strict)
+        return
+    run_of(model).settle()
+    with torch.no_grad():
+        for name, value in model.state_dict(keep_vars=True).items():
+            _receive(name, value, state)
+
+
+def sharded_state_dict(model: nn.Module) -> dict[str, Any]:
+    """This rank's part, for ``sharded=`` of ``dlaunch.checkpoint``: rows know where they belong."""
+    run_of(model).settle()
+    return {name: _part(value) for name, value in model.state_dict(keep_vars=True).items()}
+
+
+def dtensor_state_dict(model: nn.Module) -> dict[str, Any]:
+    """The same with DTensors that share memory with the rows: for ``torch.distributed.checkpoint``, both ways.
+
+    ``dcp.save`` writes them; ``dcp.load`` into them fills the model, whatever the world size was.
+    """
+    run_of(model).settle()
+    return {name: _dtensor(value) for name, value in model.state_dict(keep_vars=True).items()}
+
+
+def whole_of(rows: Tensor, parameter: ShardedParameter, *, rank0_only: bool) -> Tensor | None:
+    """Put together what all ranks hold of a parameter, or of something of its shape; all ranks call it together."""
+    unit = parameter.unit()
+    group = unit.transport.group if unit is not None else None
+    layout = parameter.layout
+    if rank0_only and unit is not None and group is None and not unit.is_first:
+        return None
+    if unit is None or group is None:
+        return rows.detach().cpu().clone().view(layout.shape)
+    padded = torch.zeros((layout.rows_per_rank, *layout.shape[1:]), dtype=rows.dtype, device=unit.device)
+    padded[: rows.shape[0]].copy_(rows.detach())
+    takes = not rank0_only or parameter.rank == 0
+    pieces = [torch.empty_like(padded) for _ in range(layout.world_size)] if takes else None
+    if rank0_only:
+        dist.gather(padded, pieces, dst=dist.get_global_rank(group, 0), group=group)
+    elif pieces is not None:
+        dist.all_gather(pieces, padded, group=group)
+    if pieces is None or (rank0_only and not unit.is_first):
+        return None
+    return torch.cat(pieces)[: layout.total_rows].cpu().view(layout.shape)
+
+
+def rows_of(whole: Tensor, parameter: ShardedParameter) -> Tensor:
+    """This rank's rows of something of the parameter's shape."""
+    begin, end = parameter.layout.rows(parameter.rank)
+    return (whole if whole.dim() else whole.view(1))[begin:end]
+
+
+def _whole(value: Any, rank0_only: bool, first: bool) -> Any:
+    parameter = shard_of(value) if isinstance(value, Tensor) else None
+    if parameter is not None:
+        return whole_of(value, parameter, rank0_only=rank0_only)
+    if rank0_only and not first:
+        return None
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
+
+
+def _receive(name: str, value: Any, state: Mapping[str, Any]) -> None:
+    if not isinstance(value, Tensor):
+        return
+    parameter = shard_of(value)
+    unit = parameter.unit() if parameter is not None else None
+    group = (unit.transport.group if unit is not None else None) or dist.group.WORLD
+    shape = value.shape if parameter is None else parameter.layout.shape
+    device = value.device if unit is None else unit.device
+    whole = torch.empty(shape, dtype=value.dtype, device=device)
+    if dist.get_rank(group) == 0:
+        if name not in state:
+            raise KeyError(f"the state dict has no {name}")
+        whole.copy_(state[name])
+    dist.broadcast(whole, src=dist.get_global_rank(group, 0) if group is not None else 0, group=group)
+    value.copy_(whole if parameter is None else rows_of(whole, parameter))
+
+
+def _part(value: Any) -> Any:
+    parameter = shard_of(value) if isinstance(value, Tensor) else None
+    if parameter is None:
+        return value
+    shape = parameter.layout.shape or (1,)
+    return shard(value.detach(), parameter.layout.rows(parameter.rank)[0], shape)
+
+
+def _dtensor(value: Any) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415  -- slow to import, seldom needed
+    from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415
+
+    parameter = shard_of(value) if isinstance(value, Tensor) else None
+    unit = parameter.unit() if parameter is not None else None
+    if parameter is None or unit is None or unit.transport.group is None:
+        return value
+    mesh = DeviceMesh.from_group(unit.transport.group, value.device.type)
+    shape = torch.Size(parameter.layout.shape or (1,))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(value.detach(), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)

@@ -1,0 +1,141 @@
+"""Worlds that change: rows and optimizer state move, and the loss of a rank loses nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from dlaunch.parallel.fsdp.optimizer_state import full_optimizer_state_dict
+from dlaunch.parallel.fsdp.rebuild import rebuild
+from dlaunch.parallel.fsdp.replicas import Replicas
+from dlaunch.parallel.fsdp.state import full_state_dict
+
+from ..worlds import RankFailed, World, WorldOf
+from .fsdp_models import OPTIMIZERS, Net, assert_same, batches, net, shard_blocks, train, train_alone
+
+
+def wholes(model: Net, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All parameters and all of the optimizer's state."""
+    state = full_optimizer_state_dict(model, optimizer, rank0_only=False)
+    return full_state_dict(model, rank0_only=False), state["state"]
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    assert_same(ours[0], theirs[0], 0)
+    assert list(ours[1]) == list(theirs[1])
+    for name, state in theirs[1].items():
+        assert_same(dict(sorted(ours[1][name].items())), dict(sorted(state.items())), 0)
+
+
+def resized(rank: int, optimizer_name: str, transport: str) -> None:
+    small = dist.new_group([0, 1])
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    model = shard_blocks(net(), transport=transport, process_group=small if rank < 2 else (None, None))
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    if rank < 2:
+        train(model, optimizer, rank, 2, steps=4)
+    plain = net()
+    theirs = OPTIMIZERS[optimizer_name](plain.parameters())
+    train_alone(plain, theirs, 2, steps=4)
+    parameters = list(model.parameters())
+
+    rebuild(model, everyone, optimizer, joining=rank == 2)
+    expected = dict(plain.state_dict()), {n: dict(theirs.state[p]) for n, p in plain.named_parameters()}
+    assert_equal(wholes(model, optimizer), expected)
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+
+    rebuild(model, small if rank < 2 else None, optimizer, through=everyone)
+    if rank < 2:
+        assert_equal(wholes(model, optimizer), expected)
+        more = train_alone(plain, theirs, 2, steps=3, seed=8)
+        assert train(model, optimizer, rank, 2, steps=3, seed=8) == more[rank]
+
+
+@pytest.mark.parametrize(("optimizer", "transport"), [("sgd", "torch"), ("adam", "shared_memory")])
+def test_a_rank_joins_and_leaves_and_training_goes_on_with_the_same_bits(
+    world_of: WorldOf, optimizer: str, transport: str
+) -> None:
+    world_of(3).run(resized, optimizer, transport)
+
+
+def lose_a_rank(rank: int, transport: str, dies: int) -> None:
+    model = shard_blocks(net(), transport=transport)
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    replicas = Replicas(model, optimizer, every=2)
+    at_refresh: Any = None
+    data = batches(20, 12)
+
+    def step(number: int, place: int, size: int) -> float:
+        tokens, targets = data[number]
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(tokens[place::size]), targets[place::size])
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return loss.item()
+
+    for number in range(1, 6):  # refreshes after the steps 2 and 4; step 5 is lost
+        step(number, rank, 3)
+        replicas.after_step(number)
+        if number == 4:
+            at_refresh = wholes(model, optimizer)
+    replicas.finish()
+    if rank == dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError):
+        for number in range(6, 20):
+            step(number, rank, 3)
+    living = [other for other in range(3) if other != dies]
+    group = dist.new_group(living, use_local_synchronization=True)
+    assert rebuild(model, group, optimizer, replicas=replicas) == 4
+    assert_equal(wholes(model, optimizer), at_refresh)
+
+    plain = net()
+    plain.load_state_dict(at_refresh[0])
+    theirs = OPTIMIZERS["adam"](plain.parameters())
+    states = {index: at_refresh[1][name] for index, (name, _) in enumerate(plain.named_parameters())}
+    theirs.load_state_dict({"state": states, "param_groups": theirs.state_dict()["param_groups"]})
+    expected = train_alone(plain, theirs, 2, steps=3)
+    place = living.index(rank)
+    assert train(model, optimizer, place, 2, steps=3) == expected[place]
+    replicas.refresh(9)
+    replicas.finish()
+    assert sorted(replicas.complete()) == [9]
+
+
+@pytest.mark.parametrize(("transport", "dies"), [("torch", 2), ("shared_memory", 0)])
+def test_after_the_loss_of_a_rank_every_value_is_that_of_the_last_refresh(transport: str, dies: int) -> None:
+    world = World(3, collective_timeout_s=15)  # a survivor may wait so long for another that has raised already
+    try:
+        world.start(lose_a_rank, transport, dies)
+        for rank in range(3):
+            if rank != dies:
+                world.result(rank)
+        with pytest.raises(RankFailed, match=f"rank {dies} died"):
+            world.result(dies)
+    finally:
+        world.close()
+
+
+def without_copies(rank: int) -> str:
+    model = shard_blocks(net())
+    pair = dist.new_group([0, 1])
+    message = ""
+    if rank < 2:
+        with pytest.raises(RuntimeError) as caught:
+            rebuild(model, pair)
+        message = str(caught.value)
+    dist.barrier()
+    return message
+
+
+def test_rows_that_nobody_has_are_named(world_of: WorldOf) -> None:
+    said = world_of(3).run(without_copies)
+    assert "The rows of rank 2 of the old world are lost" in said[0]
+    assert said[0] == said[1]

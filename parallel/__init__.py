@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .ddp.power_sgd import power_sgd_hook as power_sgd_hook
     from .ddp.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from .dp.data_parallel import DataParallel as DataParallel
+    from .fsdp import FullyShardedDataParallel as FullyShardedDataParallel
+    from .fsdp import fully_shard as fully_shard
     from .scripts.routed_module import wrapper_of as wrapper_of
     from .transport.base import CollectiveFailed as CollectiveFailed
 
@@ -34,8 +36,10 @@ _HOMES = {
     "DistributedDataParallel": ".ddp.distributed_data_parallel",
     "ElasticDistributedSampler": ".data.sampler",
     "ElasticStream": ".data.streaming",
+    "FullyShardedDataParallel": ".fsdp",
     "GradBucket": ".ddp.grad_bucket",
     "MixedPrecision": ".ddp.mixed_precision",
+    "NaiveDistributedDataParallel": ".ddp.naive",
     "PeriodicAverage": ".ddp.post_local_sgd",
     "PostLocalSGDState": ".ddp.post_local_sgd",
     "PowerSGDState": ".ddp.power_sgd",
@@ -43,9 +47,9 @@ _HOMES = {
     "allreduce_hook": ".ddp.comm_hooks",
     "bf16_compress_hook": ".ddp.comm_hooks",
     "fp16_compress_hook": ".ddp.comm_hooks",
+    "fully_shard": ".fsdp",
     "post_local_sgd_hook": ".ddp.post_local_sgd",
     "power_sgd_hook": ".ddp.power_sgd",
-    "NaiveDistributedDataParallel": ".ddp.naive",
     "wrapper_of": ".scripts.routed_module",
 }
 

@@ -23,6 +23,11 @@ from hypothesis import settings
 settings.register_profile("dlaunch", deadline=None)  # a loaded machine is no bug
 settings.load_profile("dlaunch")
 
+# What a shell runs in the background has these ignored, and dlaunch honours that; the tests send them.
+for _signum in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, signal.SIG_DFL)
+
 MARK = "DLAUNCH_TEST_MARK"  # in the environment of every process of one run
 DEADLINE_S = 60.0  # for anything that should happen at once, on a loaded machine
 

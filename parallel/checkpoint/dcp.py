@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import warnings
+from enum import EnumMeta
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -96,10 +97,19 @@ class _PlainUnpickler(pickle.Unpickler):
     """Knows the types of a table of contents and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+
+
+def _enum_member(kind: Any, name: str) -> Any:
+    """What early releases of Python 3.11 (Debian 12 has one) pickle an enum's member as: ``getattr`` of its class."""
+    if isinstance(kind, EnumMeta) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError("it holds a builtins.getattr of something else than an enum")
 
 
 def _read_metadata(directory: Path) -> Metadata:

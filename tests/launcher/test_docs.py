@@ -42,10 +42,14 @@ def test_a_page_names_an_option_that_does_not_exist(page: Path) -> None:
     assert {flag for flag in named if normalize(flag) not in BY_SPELLING} <= NOT_OURS | EXAMPLES
 
 
+# Read by dlaunch.parallel, and no flag of the command.
+OF_THE_LIBRARY = {"DLAUNCH_DDP_TRANSPORT", "DLAUNCH_FSDP_TRANSPORT"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_names_a_variable_that_does_not_exist(page: Path) -> None:
     named = set(re.findall(r"\b(?:PET|DLAUNCH)_[A-Z_]+\b", page.read_text()))
-    assert named <= {variable for option in OPTIONS for variable in option.variables}
+    assert named <= {variable for option in OPTIONS for variable in option.variables} | OF_THE_LIBRARY
 
 
 def test_a_command_is_not_in_the_reference() -> None:
@@ -79,3 +83,8 @@ def test_a_variable_that_a_worker_sees_is_not_in_the_reference() -> None:
         virtual_local_rank=True,
     )
     assert {name for name in seen if f"`{name}`" not in read("environment.md")} == set()
+
+
+def test_a_variable_of_the_library_is_not_in_the_reference() -> None:
+    reference = (REFERENCE / "environment.md").read_text()
+    assert {name for name in OF_THE_LIBRARY if f"`{name}`" not in reference} == set()

@@ -86,7 +86,6 @@ class Loop:
         self._timers: dict[str, float] = {}
         self._first_starter: Starter | None = first_starter
         self._starter: Starter | None = None
-        self._method = spec.start_method
         self._starter_serves_store = False
         self._starter_status: ExitStatus | None = None
         self._group: WorkerGroup | None = None
@@ -177,7 +176,6 @@ class Loop:
 
     def _start_starter(self, method: StartMethod) -> None:
         self._end_starter()
-        self._method = method
         self._starter_status = None
         self._next_id = 0
         self._starter = starter = self._first_starter or Starter(self._spec, method, self._size)
@@ -286,7 +284,7 @@ class Loop:
 
     def _note_late_variables(self, worker: Worker) -> None:
         new = sorted(set(worker.channel.late_variables) - self._late_variables)
-        if new and self._method is StartMethod.WARM:
+        if new and self._starter and self._starter.method is StartMethod.WARM:
             self._late_variables.update(new)
             self._console.notice(
                 f"the script set {', '.join(new)} itself: too late under the warm start, which had torch imported. "

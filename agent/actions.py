@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dlaunch.outcome import Outcome
+from dlaunch.errors import DlaunchError
+from dlaunch.outcome import Failure, Outcome
+from dlaunch.rendezvous.values import Assignment
 from dlaunch.spec import StartMethod
 
 
@@ -18,6 +20,7 @@ class SpawnGroup(NamedTuple):
     """Ask the starter for one worker per local rank, and for the store where they meet."""
 
     attempt: int
+    assignment: Assignment | None = None  # the place of this node's group in the world; None: it is the world
 
 
 class SignalWorkers(NamedTuple):
@@ -69,6 +72,48 @@ class Say(NamedTuple):
     text: str
 
 
+class JoinRun(NamedTuple):
+    """This node can start workers: take part in the agreement, if that was not done before."""
+
+
+class TellFailed(NamedTuple):
+    """Tell the other nodes at once that a worker of ours failed."""
+
+    round: int
+    failure: Failure
+
+
+class TellStopped(NamedTuple):
+    """Tell the other nodes that nothing of a round lives here any more."""
+
+    round: int
+    failure: Failure | None
+
+
+class TellFinished(NamedTuple):
+    """Tell the other nodes that all our workers of a round have succeeded."""
+
+    round: int
+
+
+class TellLeaving(NamedTuple):
+    """Tell the other nodes that this one is about to leave."""
+
+    reason: str
+
+
+class LeaveRun(NamedTuple):
+    """Leave the run now, with no worker alive; answered by HasLeft."""
+
+    reason: str
+
+
+class GiveUp(NamedTuple):
+    """End with an error of dlaunch, not with an outcome of the job."""
+
+    error: DlaunchError
+
+
 class Abandon(NamedTuple):
     """End before any worker ran: the configuration cannot be carried out."""
 
@@ -93,6 +138,13 @@ Action = (
     | SetTimer
     | CancelTimer
     | Say
+    | JoinRun
+    | TellFailed
+    | TellStopped
+    | TellFinished
+    | TellLeaving
+    | LeaveRun
+    | GiveUp
     | Abandon
     | Finish
 )

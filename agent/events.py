@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dlaunch.errors import DlaunchError
 from dlaunch.outcome import ExceptionInfo, ExitStatus
+from dlaunch.rendezvous.values import Assignment, Ending
 
 
 class Begin(NamedTuple):
@@ -88,6 +90,40 @@ class SignalArrived(NamedTuple):
     signum: int
 
 
+class StarterOverdue(NamedTuple):
+    """This node's lease ran out, and the starter kills everything that it started for the round."""
+
+
+class RoundStarts(NamedTuple):
+    """The nodes have agreed: start the workers with these places. Only between rounds."""
+
+    assignment: Assignment
+
+
+class RoundStops(NamedTuple):
+    """The nodes have agreed, or this node's lease ran out: stop the workers of the round."""
+
+    round: int
+    reason: str
+    by_deadline: bool = False  # the starter is killing them
+
+
+class RunEnds(NamedTuple):
+    """The run is over, on every node alike."""
+
+    ending: Ending
+
+
+class RunRefused(NamedTuple):
+    """This node takes no further part in the run."""
+
+    error: DlaunchError
+
+
+class HasLeft(NamedTuple):
+    """What the others have to know of this node's end is written, or cannot be."""
+
+
 class Timer:
     """The names of the machine's timers; at most one of each runs."""
 
@@ -95,6 +131,7 @@ class Timer:
     KILL = "kill"  # for workers that were killed
     SWEEP = "sweep"  # for the starter's answer to a sweep
     BACKOFF = "backoff"  # before a restart
+    TELL = "tell"  # for a failure that may turn out to be another node's victim
 
 
 class TimerFired(NamedTuple):
@@ -114,6 +151,12 @@ Event = (
     | WorkerExited
     | StoreExited
     | Swept
+    | StarterOverdue
+    | RoundStarts
+    | RoundStops
+    | RunEnds
+    | RunRefused
+    | HasLeft
     | SignalArrived
     | TimerFired
 )

@@ -7,12 +7,12 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dlaunch.environ import Meeting, Place, worker_environment
+from dlaunch.environ import Meeting, Place, World, worker_environment
 from dlaunch.spec import JobSpec, ProgramKind, expand_local_rank
 
 from .channel import WorkerChannel
 from .layout import RunDirectory, WorkerFiles
-from .meeting import free_port, open_listener
+from .meeting import OpenedMeeting, open_meeting
 from .pump import OutputPump
 from .starter import Starter
 
@@ -29,15 +29,28 @@ class Worker:
 
 
 class WorkerGroup:
-    """The workers of one attempt below one starter."""
+    """This node's workers of one attempt (of one round, where there are several nodes), below one starter.
 
-    def __init__(self, spec: JobSpec, local_world_size: int, attempt: int, restart_count: int, first_id: int) -> None:
+    ``attempt`` names their log files, ``restart_count`` is what they are told. Before `spawn`, one of `host`,
+    `meet_at` and `open_meeting` says where they meet. ``world`` is for a node that is not alone.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        local_world_size: int,
+        attempt: int,
+        restart_count: int,
+        first_id: int,
+        world: World | None = None,
+    ) -> None:
         self.store_id = first_id
         self.workers: dict[int, Worker] = {}  # by local rank
         self._spec = spec
         self._size = local_world_size
         self._attempt = attempt
         self._restart_count = restart_count
+        self._world = world or World.alone(local_world_size)
         self._meeting: Meeting
 
     @property
@@ -51,16 +64,20 @@ class WorkerGroup:
 
     def open_meeting(self, starter: Starter, *, starter_serves: bool) -> None:
         """Choose where the workers meet, and have the starter serve their store there where it can."""
-        address, port = self._spec.master_addr, self._spec.master_port
-        shared = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
-        if not starter_serves or not shared:
-            self._meeting = Meeting(address, free_port(address, port), served_by_agent=False)
+        self.host(starter, open_meeting(self._spec, starter_serves=starter_serves))
+
+    def host(self, starter: Starter, opened: OpenedMeeting) -> None:
+        """Let the workers of the whole world meet here: the starter takes over the listener, which is used up."""
+        self.meet_at(opened.meeting)
+        if opened.listener is None:
             return
-        with open_listener(address, port) as listener:
-            port = listener.getsockname()[1]
-            frame = {"kind": "serve_store", "id": self.store_id, "address": address, "port": port}
-            starter.ask({**frame, "world_size": self._size}, [listener.fileno()])
-        self._meeting = Meeting(address, port, served_by_agent=True)
+        place = {"address": opened.address, "port": opened.port, "world_size": self._world.world_size}
+        with opened.listener as listener:
+            starter.ask({"kind": "serve_store", "id": self.store_id, **place}, [listener.fileno()])
+
+    def meet_at(self, meeting: Meeting) -> None:
+        """Let the workers meet where another node has them meet."""
+        self._meeting = meeting
 
     def spawn(self, starter: Starter, directory: RunDirectory, pump: OutputPump) -> Iterator[Worker]:
         """Ask for every worker; yields each with its channel open."""
@@ -82,15 +99,7 @@ class WorkerGroup:
             worker.channel.close()
 
     def _prepare(self, local_rank: int, directory: RunDirectory) -> tuple[Worker, socket.socket]:
-        place = Place(
-            rank=local_rank,
-            local_rank=local_rank,
-            world_size=self._size,
-            local_world_size=self._size,
-            role=self._spec.role,
-            role_rank=local_rank,
-            role_world_size=self._size,
-        )
+        place = self._world.place(local_rank, self._size, self._spec.role)
         agent_end, worker_end = socket.socketpair()
         files = directory.worker(self._attempt, local_rank)
         return Worker(self.store_id + 1 + local_rank, place, files, WorkerChannel(agent_end)), worker_end

@@ -6,9 +6,9 @@ import selectors
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, Protocol
 
 from dlaunch import frames
 from dlaunch.clock import now
@@ -18,11 +18,11 @@ from dlaunch.spec import JobSpec, StartMethod
 
 from .actions import (
     Abandon,
-    Action,
     CancelTimer,
     DestroyStarter,
     Finish,
     ForwardSignal,
+    GiveUp,
     KillWorkers,
     Say,
     SetTimer,
@@ -35,9 +35,9 @@ from .channel import exception_from_file
 from .console import Console
 from .events import (
     Begin,
-    Event,
     SignalArrived,
     StarterLost,
+    StarterOverdue,
     StarterReady,
     StarterRefused,
     StoreExited,
@@ -51,7 +51,6 @@ from .events import (
 from .family import handles
 from .group import Worker, WorkerGroup
 from .layout import RunDirectory
-from .machine import Machine
 from .oom import oom_kills
 from .pump import OutputPump
 from .record import RunRecord
@@ -59,6 +58,13 @@ from .signals import SignalSource
 from .starter import Starter
 
 LAST_LINES = 20  # of a failed worker's output, kept for the report
+
+
+class Handles(Protocol):
+    """The decisions that a loop carries out: pure."""
+
+    def handle(self, event: Any, now: float) -> Sequence[Any]:
+        """What to do about an event, in order."""
 
 
 class Loop:
@@ -69,10 +75,11 @@ class Loop:
         spec: JobSpec,
         local_world_size: int,
         console: Console,
-        machine: Machine,
+        machine: Handles,
         directory: RunDirectory,
         record: RunRecord,
         first_starter: Starter,
+        selector: selectors.BaseSelector | None = None,
     ) -> None:
         self._spec = spec
         self._size = local_world_size
@@ -80,9 +87,9 @@ class Loop:
         self._machine = machine
         self._directory = directory
         self._record = record
-        self._selector = selectors.DefaultSelector()
+        self._selector: selectors.BaseSelector = selector or selectors.DefaultSelector()
         self._pump = OutputPump(spec.output, console, self._selector)
-        self._events: deque[Event] = deque()
+        self._events: deque[Any] = deque()
         self._timers: dict[str, float] = {}
         self._first_starter: Starter | None = first_starter
         self._starter: Starter | None = None
@@ -107,7 +114,11 @@ class Loop:
         finally:
             self._end_starter()
             self._close_group()
+            self._release()
             self._selector.close()
+
+    def _release(self) -> None:
+        """Let go of what else is held, once nothing of the run lives."""
 
     # --- the queue -----------------------------------------------------------------------------------------------
 
@@ -129,11 +140,18 @@ class Loop:
         for name, at in sorted(self._timers.items(), key=lambda item: item[1]):
             if at <= now():
                 del self._timers[name]
-                self._events.append(TimerFired(name))
+                self._events.append(self._timer_event(name))
+
+    def _timer_event(self, name: str) -> Any:
+        return TimerFired(name)
 
     def _timeout(self) -> float | None:
-        times = [*self._timers.values(), *([self._pump.due_at] if self._pump.due_at is not None else [])]
+        times = [*self._timers.values(), *self._other_times()]
         return max(0.0, min(times) - now()) if times else None
+
+    def _other_times(self) -> list[float]:
+        """When something of ours that is no timer wants to be looked at."""
+        return [self._pump.due_at] if self._pump.due_at is not None else []
 
     def _watch(self, sock: socket.socket, heard: Callable[[int], object]) -> None:
         self._selector.register(sock, selectors.EVENT_READ, heard)
@@ -144,12 +162,12 @@ class Loop:
 
     # --- actions -------------------------------------------------------------------------------------------------
 
-    def _perform(self, action: Action) -> None:  # noqa: PLR0912  -- one case for each action
+    def _perform(self, action: Any) -> None:  # noqa: PLR0912  -- one case for each action
         match action:
             case StartStarter(method):
                 self._start_starter(method)
-            case SpawnGroup(attempt):
-                self._spawn_group(attempt)
+            case SpawnGroup():
+                self._spawn_group(action)
             case SignalWorkers(signum, local_ranks):
                 self._ask_for(local_ranks, "signal", signal=int(signum))
             case ForwardSignal(signum, local_ranks):
@@ -169,10 +187,12 @@ class Loop:
                 self._console.notice(text)
             case Abandon(sentence, fix):
                 raise ConfigurationError(sentence, fix)
+            case GiveUp(error):
+                raise error
             case Finish(outcome):
                 self._outcome = outcome
             case _:
-                _never(action)
+                raise AssertionError(f"an action that is not for this loop: {action!r}")
 
     def _start_starter(self, method: StartMethod) -> None:
         self._end_starter()
@@ -183,16 +203,22 @@ class Loop:
         self._watch(starter.socket, self._hear_starter)
         self._watch(starter.guard_socket, self._hear_guard)
 
-    def _spawn_group(self, attempt: int) -> None:
-        assert self._starter
+    def _spawn_group(self, action: SpawnGroup) -> None:
+        starter = self._starter
+        assert starter
         self._close_group()
         self._oom_kills = oom_kills()
-        self._group = group = WorkerGroup(self._spec, self._size, attempt, attempt, self._next_id)
+        self._group = group = self._new_group(action, starter)
         self._next_id = group.next_id
-        group.open_meeting(self._starter, starter_serves=self._starter_serves_store)
-        for worker in group.spawn(self._starter, self._directory, self._pump):
+        for worker in group.spawn(starter, self._directory, self._pump):
             self._watch(worker.channel.socket, partial(self._hear_worker, worker))
-        self._record.attempt_started(attempt)
+
+    def _new_group(self, action: SpawnGroup, starter: Starter) -> WorkerGroup:
+        """The workers that are to be started, with the place where they meet."""
+        group = WorkerGroup(self._spec, self._size, action.attempt, action.attempt, self._next_id)
+        group.open_meeting(starter, starter_serves=self._starter_serves_store)
+        self._record.attempt_started(action.attempt)
+        return group
 
     def _ask(self, kind: str, **fields: object) -> None:
         if self._starter:
@@ -230,6 +256,8 @@ class Loop:
             self._events.append(StarterReady(frame["pid"]))
         elif kind == "refused":
             self._events.append(StarterRefused(frame["reason"], frame["asked"]))
+        elif kind == "overdue":
+            self._events.append(StarterOverdue())
         elif kind == "swept":
             self._events.append(Swept(tuple((pid, name) for pid, name in frame["killed"])))
         elif self._group and frame.get("id") == self._group.store_id:
@@ -340,8 +368,3 @@ class Loop:
             self._unwatch(worker.channel.socket)
         group.close()
         self._pump.close_all()
-
-
-def _never(action: NoReturn) -> NoReturn:
-    """As typing.assert_never, which Python 3.10 lacks: the type checker proves that no action is forgotten."""
-    raise AssertionError(f"unknown action: {action!r}")

@@ -7,7 +7,7 @@ It does no I/O and reads no clock. What it may meet in which phase is `TRANSITIO
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -60,10 +60,12 @@ class Phase(Enum):
 
     IDLE = "idle"
     PREPARING = "preparing"  # the starter is not ready yet
+    MEETING = "meeting"  # no worker lives; the nodes have not agreed on a round (several nodes only)
     RUNNING = "running"
     STOPPING = "stopping"  # workers were asked to end; some still live
     SWEEPING = "sweeping"  # all workers ended; what they left behind is being cleared
     WAITING = "waiting"  # the backoff before a restart
+    LEAVING = "leaving"  # what the others have to know is being written (several nodes only)
     ENDED = "ended"
 
 
@@ -73,6 +75,7 @@ class Ending(Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    STOPPED = "stopped"  # as the nodes have agreed, or because this node's lease ran out
 
 
 class Settings(NamedTuple):
@@ -125,8 +128,12 @@ class Machine:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about ``event``; an event that means nothing in this phase does nothing."""
-        transition = TRANSITIONS.get((self.phase, type(event)))
+        transition = self.transitions().get((self.phase, type(event)))
         return list(transition.perform(self, event, now)) if transition else []
+
+    def transitions(self) -> Mapping[tuple[Phase, type], Transition]:
+        """What may happen in which phase."""
+        return TRANSITIONS
 
     # --- preparing -----------------------------------------------------------------------------------------------
 
@@ -167,7 +174,7 @@ class Machine:
         self._infrastructure = None
         self._attempt_started_at = now
         self._workers = {n: _Worker(rank=n, started_at=now) for n in range(self._settings.local_world_size)}
-        return [SpawnGroup(len(self._attempts))]
+        return [SpawnGroup(self._attempt_number())]
 
     # --- running -------------------------------------------------------------------------------------------------
 
@@ -289,16 +296,26 @@ class Machine:
         return [*cancelled, *self._restart_or_give_up(attempt, now)]
 
     def _close_attempt(self, now: float) -> Attempt:
-        ends = [_end(local_rank, worker) for local_rank, worker in sorted(self._workers.items())]
-        number, node = len(self._attempts), self._settings.node
-        cause = root_cause(ends, attempt=number, node=node)
-        if cause is None or (self._infrastructure and self._infrastructure.at < cause.at):
-            cause = self._infrastructure
-        victims = count_victims(ends, cause) if cause else 0
+        cause = self._blame()
+        victims = count_victims(self._ends(), cause) if cause else 0
         shown = cause if self._ending is Ending.FAILED else None
-        attempt = Attempt(number, self._attempt_started_at, now, shown, victims if shown else 0)
+        attempt = Attempt(self._attempt_number(), self._attempt_started_at, now, shown, victims if shown else 0)
         self._attempts.append(attempt)
         return attempt
+
+    def _blame(self) -> Failure | None:
+        """The root cause of this attempt, as far as its workers' ends are known."""
+        cause = root_cause(self._ends(), attempt=self._attempt_number(), node=self._settings.node)
+        if cause is None or (self._infrastructure and self._infrastructure.at < cause.at):
+            return self._infrastructure
+        return cause
+
+    def _ends(self) -> list[WorkerEnd]:
+        return [_end(local_rank, worker) for local_rank, worker in sorted(self._workers.items())]
+
+    def _attempt_number(self) -> int:
+        """Of the attempt that is under way."""
+        return len(self._attempts)
 
     def _restart_or_give_up(self, attempt: Attempt, now: float) -> Iterable[Action]:
         cause = attempt.root_cause
@@ -371,7 +388,7 @@ class Machine:
 
     def _own_failure(self, what: str, status: ExitStatus | None, at: float) -> Failure:
         lifetime_s = max(0.0, at - self._attempt_started_at)
-        number, node = len(self._attempts), self._settings.node
+        number, node = self._attempt_number(), self._settings.node
         kind = FailureKind.INFRASTRUCTURE
         return Failure(kind, number, None, None, node, None, status, at, lifetime_s, detail=f"{what} died")
 
@@ -429,45 +446,46 @@ class Transition(NamedTuple):
     leads_to: tuple[Phase, ...]
 
 
-def _to(handler: object, *phases: Phase) -> Transition:
+def to_phases(handler: object, *phases: Phase) -> Transition:
+    """A row of the table."""
     return Transition(handler, phases)  # type: ignore[arg-type]  # each handler takes the one event of its row
 
 
 _P = Phase
 _AFTER = (_P.RUNNING, _P.PREPARING, _P.WAITING, _P.ENDED)  # an attempt is over
 TRANSITIONS: dict[tuple[Phase, type], Transition] = {
-    (_P.IDLE, Begin): _to(Machine._begin, _P.PREPARING),
-    (_P.PREPARING, StarterReady): _to(Machine._starter_ready, _P.RUNNING),
-    (_P.PREPARING, StarterRefused): _to(Machine._starter_refused, _P.PREPARING, _P.ENDED),
-    (_P.PREPARING, StarterLost): _to(Machine._starter_lost_before_ready, _P.PREPARING, *_AFTER[2:]),
-    (_P.PREPARING, SignalArrived): _to(Machine._end_now, _P.PREPARING, _P.ENDED),
-    (_P.RUNNING, WorkerStarted): _to(Machine._worker_started, _P.RUNNING),
-    (_P.RUNNING, WorkerNotStarted): _to(Machine._worker_not_started, _P.STOPPING, _P.SWEEPING),
-    (_P.RUNNING, WorkerFailing): _to(Machine._worker_failing, _P.STOPPING),
-    (_P.RUNNING, WorkerExited): _to(Machine._worker_exited, _P.RUNNING, _P.STOPPING, _P.SWEEPING),
-    (_P.RUNNING, StoreExited): _to(Machine._store_exited, _P.STOPPING, _P.SWEEPING),
-    (_P.RUNNING, SignalArrived): _to(Machine._forward_or_stop, _P.RUNNING, _P.STOPPING, _P.SWEEPING),
-    (_P.RUNNING, StarterLost): _to(Machine._starter_lost, *_AFTER[1:]),
-    (_P.STOPPING, WorkerStarted): _to(Machine._worker_started, _P.STOPPING),
-    (_P.STOPPING, WorkerNotStarted): _to(Machine._straggler_not_started, _P.STOPPING, _P.SWEEPING),
-    (_P.STOPPING, WorkerExited): _to(Machine._straggler_exited, _P.STOPPING, _P.SWEEPING),
-    (_P.STOPPING, SignalArrived): _to(Machine._hurry, _P.STOPPING),
-    (_P.STOPPING, TimerFired): _to(Machine._timer_while_stopping, _P.STOPPING),
-    (_P.STOPPING, StarterLost): _to(Machine._starter_lost, *_AFTER[1:]),
-    (_P.SWEEPING, Swept): _to(Machine._swept, *_AFTER),
-    (_P.SWEEPING, SignalArrived): _to(Machine._hurry_sweep, _P.SWEEPING),
-    (_P.SWEEPING, TimerFired): _to(Machine._timer_while_sweeping, _P.SWEEPING),
-    (_P.SWEEPING, StarterLost): _to(Machine._starter_lost, *_AFTER[1:]),
-    (_P.WAITING, TimerFired): _to(Machine._backoff_over, _P.WAITING, _P.RUNNING, _P.PREPARING),
-    (_P.WAITING, StarterLost): _to(Machine._starter_lost_while_waiting, _P.WAITING),
-    (_P.WAITING, SignalArrived): _to(Machine._end_now, _P.WAITING, _P.ENDED),
+    (_P.IDLE, Begin): to_phases(Machine._begin, _P.PREPARING),
+    (_P.PREPARING, StarterReady): to_phases(Machine._starter_ready, _P.RUNNING),
+    (_P.PREPARING, StarterRefused): to_phases(Machine._starter_refused, _P.PREPARING, _P.ENDED),
+    (_P.PREPARING, StarterLost): to_phases(Machine._starter_lost_before_ready, _P.PREPARING, *_AFTER[2:]),
+    (_P.PREPARING, SignalArrived): to_phases(Machine._end_now, _P.PREPARING, _P.ENDED),
+    (_P.RUNNING, WorkerStarted): to_phases(Machine._worker_started, _P.RUNNING),
+    (_P.RUNNING, WorkerNotStarted): to_phases(Machine._worker_not_started, _P.STOPPING, _P.SWEEPING),
+    (_P.RUNNING, WorkerFailing): to_phases(Machine._worker_failing, _P.STOPPING),
+    (_P.RUNNING, WorkerExited): to_phases(Machine._worker_exited, _P.RUNNING, _P.STOPPING, _P.SWEEPING),
+    (_P.RUNNING, StoreExited): to_phases(Machine._store_exited, _P.STOPPING, _P.SWEEPING),
+    (_P.RUNNING, SignalArrived): to_phases(Machine._forward_or_stop, _P.RUNNING, _P.STOPPING, _P.SWEEPING),
+    (_P.RUNNING, StarterLost): to_phases(Machine._starter_lost, *_AFTER[1:]),
+    (_P.STOPPING, WorkerStarted): to_phases(Machine._worker_started, _P.STOPPING),
+    (_P.STOPPING, WorkerNotStarted): to_phases(Machine._straggler_not_started, _P.STOPPING, _P.SWEEPING),
+    (_P.STOPPING, WorkerExited): to_phases(Machine._straggler_exited, _P.STOPPING, _P.SWEEPING),
+    (_P.STOPPING, SignalArrived): to_phases(Machine._hurry, _P.STOPPING),
+    (_P.STOPPING, TimerFired): to_phases(Machine._timer_while_stopping, _P.STOPPING),
+    (_P.STOPPING, StarterLost): to_phases(Machine._starter_lost, *_AFTER[1:]),
+    (_P.SWEEPING, Swept): to_phases(Machine._swept, *_AFTER),
+    (_P.SWEEPING, SignalArrived): to_phases(Machine._hurry_sweep, _P.SWEEPING),
+    (_P.SWEEPING, TimerFired): to_phases(Machine._timer_while_sweeping, _P.SWEEPING),
+    (_P.SWEEPING, StarterLost): to_phases(Machine._starter_lost, *_AFTER[1:]),
+    (_P.WAITING, TimerFired): to_phases(Machine._backoff_over, _P.WAITING, _P.RUNNING, _P.PREPARING),
+    (_P.WAITING, StarterLost): to_phases(Machine._starter_lost_while_waiting, _P.WAITING),
+    (_P.WAITING, SignalArrived): to_phases(Machine._end_now, _P.WAITING, _P.ENDED),
 }
 
 
-def transition_table() -> str:
+def transition_table(table: Mapping[tuple[Phase, type], Transition] = TRANSITIONS) -> str:
     """The table as Markdown: what the docs show."""
     lines = ["| phase | event | may lead to |", "|---|---|---|"]
-    for (phase, event), transition in TRANSITIONS.items():
+    for (phase, event), transition in table.items():
         phases = ", ".join(sorted({p.value for p in transition.leads_to}))
         lines.append(f"| {phase.value} | {event.__name__} | {phases} |")
     return "\n".join(lines)

@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from typing import NamedTuple
 
+from dlaunch.environ import Meeting
 from dlaunch.errors import ConfigurationError
+from dlaunch.spec import JobSpec
 
 BACKLOG = 4096  # workers that connect before the store serves wait here
+
+_FIX = "Name an address of this host: with --master-addr, or in a job of several nodes with --local-addr."
+
+
+class OpenedMeeting(NamedTuple):
+    """A meeting point that this node has opened, and does not serve yet."""
+
+    address: str
+    port: int
+    served: bool  # by a process of ours, once it has the listener; else rank 0 binds the port
+    listener: socket.socket | None = None  # None unless served
+
+    @property
+    def meeting(self) -> Meeting:
+        """What workers are told of it."""
+        return Meeting(self.address, self.port, served_by_agent=self.served)
+
+    def close(self) -> None:
+        """Give up our end; a process that serves has its own by then."""
+        if self.listener is not None:
+            self.listener.close()
+
+
+def open_meeting(spec: JobSpec, *, starter_serves: bool, address: str | None = None) -> OpenedMeeting:
+    """A fresh meeting point for one round: on a free port of ``address``, this node's own, else where ``spec`` says.
+
+    It takes connections from now on if it is to be served, which ``starter_serves`` says we can. Raises
+    ConfigurationError where it cannot be opened.
+    """
+    host, port = (address, 0) if address is not None else (spec.master_addr, spec.master_port)
+    shared = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+    if not starter_serves or not shared:
+        return OpenedMeeting(host, free_port(host, port), served=False)
+    listener = open_listener(host, port)
+    return OpenedMeeting(host, listener.getsockname()[1], served=True, listener=listener)
 
 
 def open_listener(address: str, port: int) -> socket.socket:
@@ -20,7 +59,9 @@ def open_listener(address: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigurationError(f"--master-addr {address} cannot be resolved ({error.strerror}).") from None
+        raise ConfigurationError(
+            f"{address}, where the workers are to meet, cannot be resolved ({error.strerror}).", _FIX
+        ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
@@ -29,7 +70,7 @@ def open_listener(address: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigurationError(
             f"The workers' store cannot listen on {address} port {port} ({error.strerror}).",
-            "Leave out --master-port to get a free one, or name an address of this host with --master-addr.",
+            f"Leave out --master-port to get a free one. {_FIX}",
         ) from None
     return listener
 

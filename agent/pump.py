@@ -1,7 +1,9 @@
 """Carries the workers' output from their pipes to the log files and the console, chunk by chunk.
 
 The agent's one loop drives it: each pipe is registered with the loop's selector, and the key's ``data`` is what to
-call with the descriptor when it is readable. Nothing here waits for a worker or for a reader of the console.
+call with the descriptor when it is readable. Nothing here waits for a worker, for a reader of the console, or, but for
+the end of `close_all`, for a file system: a thread writes the log files (writer.py). Where that does not keep up, the
+pipes of the files concerned are not read until it has, so that nothing is lost, and only who floods them waits.
 """
 
 from __future__ import annotations
@@ -24,21 +26,33 @@ from .lines import ConsoleLines, WholeLines, with_prefix
 from .logfile import LogFile
 from .prefix import torchrun_prefix
 from .tail import Tail
+from .writer import FileWriter
 
 PIPE_BYTES = 1024 * 1024  # what a worker can write while the agent is busy; Linux allows that much to everybody
 CHUNK_BYTES = 256 * 1024  # the most that one rank gets carried before it is the next one's turn
+LAST_WRITES_S = 5.0  # for a file system that does not answer at all when an attempt is over
 
 
 class OutputPump:
     """All output of the workers of this node, one attempt after the other."""
 
-    def __init__(self, spec: OutputSpec, console: Console, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self,
+        spec: OutputSpec,
+        console: Console,
+        selector: selectors.BaseSelector,
+        writer: FileWriter | None = None,
+    ) -> None:
         self._spec = spec
         self._console = console
         self._selector = selector
         self._carriers: dict[int, _Carrier] = {}  # by the pipe's descriptor, while the pipe is open
         self._tails: dict[tuple[int, Stream], Tail] = {}
         self._filtered: dict[Path, LogFile] = {}
+        self._writer = writer or FileWriter()
+        self._unfinished: list[LogFile] = []  # of those that were opened, the ones that are not done
+        self._paused: set[int] = set()  # pipes that wait for room
+        self._room: int | None = None  # an eventfd that tells of it, while one does
 
     def open(self, place: Place, files: WorkerFiles, attempt: AttemptFiles) -> tuple[int, int]:
         """Pipes for a worker's stdout and stderr: returns the ends to write to, which the caller gives away and closes.
@@ -55,7 +69,9 @@ class OutputPump:
     def on_readable(self, fd: int) -> None:
         """Carry what is in one pipe, up to a bound. Stops watching the pipe at its end."""
         carrier = self._carriers.get(fd)
-        if carrier is not None and not carrier.carry(CHUNK_BYTES):
+        if carrier is None or (not carrier.has_room and self._pause(fd, carrier)):
+            return
+        if not carrier.carry(CHUNK_BYTES):
             self._close(fd)
 
     @property
@@ -79,14 +95,30 @@ class OutputPump:
             if carrier.local_rank == local_rank and not carrier.carry_all():
                 self._close(fd)
 
-    def close_all(self) -> None:
-        """Carry what is left of all workers, and close: the end of an attempt, when none of its processes lives."""
+    def close_all(self, wait_s: float = LAST_WRITES_S) -> None:
+        """Carry what is left of all workers, and close: the end of an attempt, when none of its processes lives.
+
+        Returns when the files are complete. A file system from which nothing is heard for ``wait_s`` is not waited for
+        any longer; its files are named to the user, and completed if it comes back. 0: do not wait, say nothing.
+        """
         for fd, carrier in list(self._carriers.items()):
             carrier.carry_all()
             self._close(fd)
         for file in self._filtered.values():
             file.close()
         self._filtered.clear()
+        if wait_s > 0 and not self._writer.wait(wait_s):
+            self._name_unfinished()
+        self._unfinished = [file for file in self._unfinished if not file.is_done]
+
+    def _name_unfinished(self) -> None:
+        late = [file for file in self._unfinished if not file.is_done and (file.is_behind or file.is_busy)]
+        files = sorted(late, key=lambda file: not file.is_busy)  # the one that hangs comes first
+        if files:
+            which = f"{files[0].path}" if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
+            why = "the file system does not answer"
+            what = "what is missing is lost unless it does before dlaunch ends"
+            self._console.notice(f"{which} cannot be completed: {why}; {what}.")
 
     def tail(self, local_rank: int, most: int) -> tuple[str, ...]:
         """The last lines of a worker, also after its end: stderr's, and if these are few, stdout's before them."""
@@ -107,7 +139,7 @@ class OutputPump:
             read_end,
             place.local_rank,
             tail,
-            LogFile(path, self._console.notice) if path is not None else None,
+            self._log_file(path) if path is not None else None,
             self._sink(stream, place),
             self._filter(stream, place, filtered) if filtered is not None else None,
         )
@@ -129,13 +161,53 @@ class OutputPump:
 
     def _filter(self, stream: Stream, place: Place, path: Path) -> _Filter:
         if path not in self._filtered:
-            self._filtered[path] = LogFile(path, self._console.notice)
+            self._filtered[path] = self._log_file(path)
         needles = self._spec.stdout_filters if stream == "stdout" else self._spec.stderr_filters
         prefix = torchrun_prefix(place, self._spec.line_prefix_template)
         return _Filter(self._filtered[path], needles, prefix.encode("utf-8", "surrogateescape"))
 
-    def _close(self, fd: int) -> None:
+    def _log_file(self, path: Path) -> LogFile:
+        file = LogFile(path, self._console.notice, self._writer)
+        self._unfinished.append(file)
+        return file
+
+    def _pause(self, fd: int, carrier: _Carrier) -> bool:
+        """Read a pipe no more until its files have room; False if they have by now."""
+        if self._room is None:
+            self._room = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._selector.register(self._room, selectors.EVENT_READ, self._on_room)
+        self._writer.wake_when_there_is_room(self._room)
+        if carrier.has_room:  # it was made before the writer knew that we wait
+            self._unlisten()
+            return False
         self._selector.unregister(fd)
+        self._paused.add(fd)
+        return True
+
+    def _on_room(self, eventfd: int) -> None:
+        """Read those pipes again whose files have room now."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(eventfd)
+        self._writer.wake_when_there_is_room(eventfd)
+        for fd in [fd for fd in self._paused if self._carriers[fd].has_room]:
+            self._paused.remove(fd)
+            self._selector.register(fd, selectors.EVENT_READ, self.on_readable)
+        self._unlisten()
+
+    def _unlisten(self) -> None:
+        """Hear of room no more, unless some pipe still waits for it."""
+        if self._room is not None and not self._paused:
+            self._writer.wake_when_there_is_room(None)
+            self._selector.unregister(self._room)
+            os.close(self._room)
+            self._room = None
+
+    def _close(self, fd: int) -> None:
+        if fd in self._paused:
+            self._paused.remove(fd)
+            self._unlisten()
+        else:
+            self._selector.unregister(fd)
         self._carriers.pop(fd).close()
 
 
@@ -155,6 +227,11 @@ class _Carrier:
     @property
     def due_at(self) -> float | None:
         return self._sink.due_at if self._sink is not None else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the files take more."""
+        return (self._file is None or self._file.has_room) and (self._copy is None or self._copy.has_room)
 
     def carry(self, most: int) -> bool:
         """Carry at most so many bytes, one read; False at the end of the pipe."""
@@ -258,6 +335,10 @@ class _Filter:
         self._needles = [needle.encode("utf-8", "surrogateescape") for needle in needles]
         self._prefix = prefix
         self._lines = WholeLines()
+
+    @property
+    def has_room(self) -> bool:
+        return self._file.has_room
 
     def feed(self, chunk: bytes) -> None:
         self._copy(self._lines.feed(chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")))

@@ -5,20 +5,34 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+from dlaunch.environ import World
 from dlaunch.outcome import Outcome
 from dlaunch.spec import JobSpec
 
+from .writer import FileWriter
+
 SCHEMA = "dlaunch.record/1"
+LAST_WRITE_S = 5.0  # for a file system that does not answer when the run is over
 
 
 class RunRecord:
-    """``record.json`` in the run directory, replaced atomically at each change; without a path, nothing is kept."""
+    """``record.json`` in the run directory, replaced atomically at each change; without a path, nothing is kept.
 
-    def __init__(self, path: Path | None, spec: JobSpec, local_world_size: int, node: str) -> None:
+    With a writer, its thread does that, and only `finished` waits for it. Of a node among several the record also has
+    ``node_id``, ``group_rank`` and ``round``; ``workers`` are this node's, by their rank in the whole world.
+    """
+
+    def __init__(
+        self, path: Path | None, spec: JobSpec, local_world_size: int, node: str, writer: FileWriter | None = None
+    ) -> None:
         self._path = path
+        self._writer = writer
+        self._local_world_size = local_world_size
+        self._texts: deque[str] = deque(maxlen=1)  # the newest that is to be written
         self._document: dict[str, Any] = {
             "schema": SCHEMA,
             "run_id": spec.run_id,
@@ -38,15 +52,24 @@ class RunRecord:
         """The starter's process id is known."""
         self._document["starter"] = pid
 
-    def attempt_started(self, attempt: int) -> None:
-        """A new attempt replaces the workers of the last."""
+    def registered(self, node_id: str) -> None:
+        """This node has told the others of itself, under this name."""
+        self._document["node_id"] = node_id
+        self._write()
+
+    def attempt_started(self, attempt: int, world: World | None = None, round_number: int | None = None) -> None:
+        """A new attempt replaces the workers of the last; ``world`` and the round are those of a node among several."""
+        if world is not None:
+            self._document.update(world_size=world.world_size, group_rank=world.group_rank)
+        if round_number is not None:
+            self._document["round"] = round_number
         self._document.update(attempt=attempt, workers={})
         self._write()
 
     def worker_started(self, rank: int, pid: int) -> None:
         """A worker's process id is known; written once the group is whole."""
         self._document["workers"][str(rank)] = pid
-        if len(self._document["workers"]) == self._document["world_size"]:
+        if len(self._document["workers"]) == self._local_world_size:
             self._write()
 
     def finished(self, outcome: Outcome) -> None:
@@ -60,14 +83,26 @@ class RunRecord:
             workers={},
         )
         self._write()
+        if self._writer is not None:
+            self._writer.wait(LAST_WRITE_S)
 
     def _write(self) -> None:
         if self._path is None:
             return
-        fresh = self._path.with_suffix(".new")
+        self._texts.append(json.dumps(self._document, indent=1) + "\n")
+        if self._writer is None:
+            self._replace()
+        else:
+            self._writer.do(self._replace)
+
+    def _replace(self) -> None:
+        path = self._path
+        if path is None or not self._texts:  # a newer one was written in place of this one
+            return
+        text, fresh = self._texts.pop(), path.with_suffix(".new")
         try:
-            fresh.write_text(json.dumps(self._document, indent=1) + "\n", encoding="utf-8")
-            fresh.replace(self._path)
+            fresh.write_text(text, encoding="utf-8")
+            fresh.replace(path)
         except OSError:
             self._path = None  # a full disk must not stop a job; the record ends here
 

@@ -60,8 +60,13 @@ def _run(
         run_dir=str(directory.path) if directory.path else None,
     )
     record = RunRecord(directory.record, spec, local_world_size, node)
-    loop = Loop(spec, local_world_size, console, Machine(settings), directory, record, first_starter)
-    outcome = loop.run(signals)
+    if spec.rendezvous is None:
+        loop = Loop(spec, local_world_size, console, Machine(settings), directory, record, first_starter)
+        outcome = loop.run(signals)
+    else:
+        from .node import run_member  # noqa: PLC0415  -- a run on one node does without all that
+
+        outcome = run_member(spec, settings, console, directory, record, first_starter, signals)
     record.finished(outcome)
     return outcome
 

@@ -64,6 +64,18 @@ class Starter:
         except OSError:
             pass
 
+    def hold(self, fd: int) -> None:
+        """Give the guard a duplicate of a descriptor, to be closed only when nothing is left below the guard."""
+        with suppress(OSError):  # a guard that is dead is noticed where it is listened to
+            frames.send(self.guard_socket, {"kind": "hold"}, [fd])
+
+    def deadline(self, at: float | None) -> None:
+        """Have the starter kill all workers at this time on dlaunch's clock, unless it is set anew before; None: never.
+
+        It does so even while this process is stopped, tells ``overdue``, and starts nothing until it is set anew.
+        """
+        self.ask({"kind": "deadline", "at": at})
+
     def read(self) -> list[frames.Frame] | None:
         """The starter's frames that have arrived; None when it has closed."""
         return _read(self.socket, self._reader)

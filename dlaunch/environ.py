@@ -26,6 +26,36 @@ class Place(NamedTuple):
     role_world_size: int = 1
 
 
+class World(NamedTuple):
+    """A node's share in the world of a round: which ranks its workers have, and how many there are on all nodes."""
+
+    group_rank: int
+    group_world_size: int
+    base_rank: int  # the rank of local rank 0
+    world_size: int
+    role_base_rank: int  # the same among the workers of one role
+    role_world_size: int
+
+    @classmethod
+    def alone(cls, local_world_size: int) -> World:
+        """The world of a job on one node."""
+        return cls(0, 1, 0, local_world_size, 0, local_world_size)
+
+    def place(self, local_rank: int, local_world_size: int, role: str) -> Place:
+        """Where one of this node's workers stands."""
+        return Place(
+            rank=self.base_rank + local_rank,
+            local_rank=local_rank,
+            world_size=self.world_size,
+            local_world_size=local_world_size,
+            group_rank=self.group_rank,
+            group_world_size=self.group_world_size,
+            role=role,
+            role_rank=self.role_base_rank + local_rank,
+            role_world_size=self.role_world_size,
+        )
+
+
 class Meeting(NamedTuple):
     """Where the workers of a round meet (their TCPStore)."""
 

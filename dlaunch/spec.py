@@ -6,10 +6,23 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import UsageError
 from .ways import Way
+
+if TYPE_CHECKING:
+    from .rendezvous_spec import JoinPolicy as JoinPolicy  # noqa: PLC0414  -- to be found here
+    from .rendezvous_spec import RendezvousSpec as RendezvousSpec  # noqa: PLC0414
+
+
+def __getattr__(name: str) -> Any:
+    """The part for several nodes is loaded when it is asked for: a run on one node starts without its milliseconds."""
+    if name in ("JoinPolicy", "RendezvousSpec"):
+        from . import rendezvous_spec  # noqa: PLC0415
+
+        return getattr(rendezvous_spec, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class StartMethod(Enum):
@@ -53,12 +66,14 @@ def expand_local_rank(args: tuple[str, ...], local_rank: int) -> list[str]:
     return [Template(arg).safe_substitute(local_rank=str(local_rank)) for arg in args]
 
 
-def _at_least(name: str, value: float, least: float) -> None:
+def at_least(name: str, value: float, least: float) -> None:
+    """Refuse the value of a flag that is below ``least``, or no number."""
     if not value >= least:  # also refuses NaN
         raise UsageError(f"--{name} is {value:g}.", f"Give {least:g} or more.")
 
 
-def _above(name: str, value: float, bound: float) -> None:
+def above(name: str, value: float, bound: float) -> None:
+    """Refuse the value of a flag that is not above ``bound``."""
     if not value > bound:
         raise UsageError(f"--{name} is {value:g}.", f"Give more than {bound:g}.")
 
@@ -74,11 +89,11 @@ class RestartPolicy:
     early_stop: bool = True  # the same failure at the same place, at once, each time: do not try again
 
     def __post_init__(self) -> None:
-        _at_least("max-restarts", self.max_restarts, 0)
+        at_least("max-restarts", self.max_restarts, 0)
         if self.window_s is not None:
-            _above("restart-window", self.window_s, 0)
-        _at_least("backoff", self.backoff_s, 0)
-        _at_least("backoff maximum", self.backoff_max_s, self.backoff_s)
+            above("restart-window", self.window_s, 0)
+        at_least("backoff", self.backoff_s, 0)
+        at_least("backoff maximum", self.backoff_max_s, self.backoff_s)
 
 
 class Streams(Enum):
@@ -140,14 +155,25 @@ class JobSpec:
     grace_s: float = 30.0  # from the first signal to SIGKILL, on every path
     signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS  # those that end the job
     output: OutputSpec = OutputSpec()
-    master_addr: str = "127.0.0.1"
+    rendezvous: RendezvousSpec | None = None  # None: one node, which needs no store
+    master_addr: str = "127.0.0.1"  # on one node only: several agree on an address and a port for every round
     master_port: int = 0  # 0: a free one, new for every round
     virtual_local_rank: bool = False
     local_rank_argument: bool = False  # torch.distributed.launch without --use-env: --local-rank=N before the args
     summary_json: Path | None = None
 
+    @property
+    def min_nodes(self) -> int:
+        """The least number of nodes that the job runs on."""
+        return self.rendezvous.min_nodes if self.rendezvous else 1
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of nodes that the job runs on; further ones wait as spares."""
+        return self.rendezvous.max_nodes if self.rendezvous else 1
+
     def __post_init__(self) -> None:
-        _at_least("grace", self.grace_s, 0)
+        at_least("grace", self.grace_s, 0)
         if self.program.kind is ProgramKind.EXECUTABLE and self.start_method is StartMethod.WARM:
             raise UsageError("--start-method warm needs Python.", "Leave it out with --no-python.")
         if not 0 <= self.master_port <= 65535:

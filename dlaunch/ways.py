@@ -20,14 +20,11 @@ class Way(Enum):
 
 
 def way_named(text: str) -> Way:
-    """The way of that name; raises UsageError for another one, and for what this version does not have."""
+    """The way of that name; raises UsageError for another one."""
     try:
-        way = Way(text)
+        return Way(text)
     except ValueError:
-        raise UsageError(f"--parallel is {text!r}.", "Give dp, ddp or none.") from None
-    if way is Way.FSDP:
-        raise UsageError("--parallel fsdp is not in this version of dlaunch.", "Give ddp.")
-    return way
+        raise UsageError(f"--parallel is {text!r}.", "Give dp, ddp, fsdp or none.") from None
 
 
 def way_for(given: str | None, environment: Mapping[str, str]) -> Way:
@@ -41,7 +38,7 @@ def way_for(given: str | None, environment: Mapping[str, str]) -> Way:
     way = way_named(text) if text is not None else Way.DDP
     if launched:
         check_way_for(way, int(environment["WORLD_SIZE"]))
-    return Way.NONE if way is Way.DDP and not launched else way
+    return Way.NONE if way in {Way.DDP, Way.FSDP} and not launched else way
 
 
 def check_way_for(way: Way | None, world_size: int) -> None:

@@ -17,8 +17,8 @@ from .settings import Setting
 # Compiled where they are used, which is rare, and not at every start.
 _NUMBER = "[+-]?[0-9]{1,9}"
 _DIGITS = "[0-9]{1,9}"
-_PORT = "[0-9]{1,5}"
-_HOST = r"[\w.:-]+"
+PORT = "[0-9]{1,5}"
+HOST = r"[\w.:-]+"
 _MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _COMMA = "\0"  # cannot occur in an argument or a variable
 _DEVICE_WISHES = ("auto", "cpu", "gpu", "xpu")
@@ -34,19 +34,22 @@ def whole_number(setting: Setting, least: int = 0) -> int:
     return int(text)
 
 
-def seconds(setting: Setting) -> float:
-    """A finite duration of zero seconds or more."""
-    value = _finite(setting.value)
-    if value is None or value < 0:
-        raise setting.wrong("Give a number of seconds, 0 or more.")
+def seconds(setting: Setting, least: float = 0) -> float:
+    """A finite duration that is at least ``least`` seconds."""
+    value = finite(setting.value)
+    if value is None or value < least:
+        raise setting.wrong(f"Give a number of seconds, {least:g} or more.")
     return value
 
 
 def positive_seconds(setting: Setting) -> float | None:
     """A finite duration above zero; None where nothing was given."""
-    if not setting.value:
-        return None
-    value = _finite(setting.value)
+    return above_zero(setting) if setting.value else None
+
+
+def above_zero(setting: Setting) -> float:
+    """A finite duration above zero."""
+    value = finite(setting.value)
     if value is None or value <= 0:
         raise setting.wrong("Give a number of seconds, more than 0.")
     return value
@@ -55,8 +58,8 @@ def positive_seconds(setting: Setting) -> float | None:
 def backoff(setting: Setting) -> tuple[float, float]:
     """``FIRST[:MAX]`` seconds; without MAX it is the default one, or FIRST if that is longer."""
     first_text, colon, most_text = setting.value.partition(":")
-    first = _finite(first_text)
-    most = _finite(most_text) if colon else max(60.0, first or 0.0)
+    first = finite(first_text)
+    most = finite(most_text) if colon else max(60.0, first or 0.0)
     if first is None or most is None or not 0 <= first <= most:
         raise setting.wrong("Give FIRST or FIRST:MAX in seconds, with 0 <= FIRST <= MAX.")
     return first, most
@@ -142,7 +145,7 @@ def port(setting: Setting) -> int | None:
     text = setting.value.strip()
     if not text:
         return None
-    if not re.fullmatch(_PORT, text) or int(text) > MAX_PORT:
+    if not re.fullmatch(PORT, text) or int(text) > MAX_PORT:
         raise setting.wrong(f"Give a port from 0 to {MAX_PORT}.")
     return int(text)
 
@@ -152,32 +155,13 @@ def host(setting: Setting) -> str:
     name = setting.value.strip()
     if name.startswith("[") and name.endswith("]"):
         name = name[1:-1]
-    if name and not re.fullmatch(_HOST, name):
+    if name and not re.fullmatch(HOST, name):
         raise setting.wrong("Give a host name or an address.")
     return name
 
 
-def endpoint(setting: Setting) -> tuple[str, int | None] | None:
-    """``HOST[:PORT]``, an IPv6 address in brackets; None where nothing was given."""
-    text = setting.value.strip()
-    if not text:
-        return None
-    bracketed = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", text)
-    name, tail = bracketed.groups() if bracketed else _split_port(text)
-    if not re.fullmatch(_HOST, name) or (tail is not None and not re.fullmatch(_PORT, tail)):
-        raise setting.wrong("Give HOST or HOST:PORT, for instance node0:29400 or [::1]:29400.")
-    if tail is not None and int(tail) > MAX_PORT:
-        raise setting.wrong(f"Give a port from 0 to {MAX_PORT}.")
-    return name, None if tail is None else int(tail)
-
-
-def _split_port(text: str) -> tuple[str, str | None]:
-    name, colon, tail = text.rpartition(":")
-    return (name, tail) if colon else (text, None)
-
-
 def configuration(setting: Setting) -> tuple[tuple[str, str], ...]:
-    """``KEY=VALUE,...`` of a rendezvous; unknown keys are accepted, as torchrun does."""
+    """``KEY=VALUE,...`` of a rendezvous, whatever the keys."""
     text = setting.value.strip()
     pairs = [part.partition("=") for part in text.split(",")] if text else []
     if not all(key.strip() and value.strip() for key, _, value in pairs):
@@ -192,7 +176,7 @@ def choice(setting: Setting, allowed: tuple[str, ...]) -> str:
     return setting.value
 
 
-def _finite(text: str) -> float | None:
+def finite(text: str) -> float | None:
     """The number in ``text``; None for no number, NaN and infinity."""
     try:
         value = float(text)

@@ -14,6 +14,8 @@ class Group(Enum):
     RESTARTS = "Restarts and stopping"
     OUTPUT = "Output"
     MEETING = "Nodes and meeting"
+    CHANGES = "Nodes that come and go"
+    ACCESS = "Access to etcd"
     OTHER = "Other torchrun flags"
     LATER = "Refused by this version"
 
@@ -110,15 +112,26 @@ OPTIONS: tuple[Option, ...] = (
     Option("--duplicate-stdout-filters", Group.OUTPUT, "Copy lines with one of these texts to a file.", "A,B"),
     Option("--duplicate-stderr-filters", Group.OUTPUT, "The same for stderr; ',,' is a literal comma.", "A,B"),
     Option("--summary-json", Group.OUTPUT, "Write how the run ended, for programs.", "FILE", pet=False),
-    Option("--nnodes", Group.MEETING, "Nodes: N or MIN:MAX; this version runs one.", "N|MIN:MAX", "1:1"),
+    Option("--nnodes", Group.MEETING, "Nodes: N, or the least and the most.", "N|MIN:MAX", "1:1"),
     Option("--standalone", Group.MEETING, "One node, alone; as without it on one node."),
-    Option("--master-addr", Group.MEETING, "MASTER_ADDR of a static run.", "HOST", "127.0.0.1"),
-    Option("--master-port", Group.MEETING, "MASTER_PORT of a static run; else a free one.", "PORT"),
-    Option("--node-rank", Group.MEETING, "This node's rank in a static run.", "N", "0"),
+    Option("--rdzv-backend", Group.MEETING, "etcd: yours; c10d or static: a private one.", "NAME", "static"),
+    Option("--rdzv-endpoint", Group.MEETING, "HOST[:PORT],... of etcd; or of one of the nodes.", "ENDPOINTS"),
+    Option("--rdzv-timeout", Group.MEETING, "How long to wait for enough nodes.", "SECONDS", "600", pet=False),
+    Option("--rdzv-conf", Group.MEETING, "KEY=VALUE,... with torchrun's keys.", "CONF"),
     Option("--local-addr", Group.MEETING, "This node's address for its peers.", "HOST"),
-    Option("--rdzv-backend", Group.MEETING, "static, c10d, etcd or etcd-v2; not needed on one node.", "NAME", "static"),
-    Option("--rdzv-endpoint", Group.MEETING, "HOST[:PORT]; not needed on one node.", "ENDPOINT"),
-    Option("--rdzv-conf", Group.MEETING, "KEY=VALUE,...; not needed on one node.", "CONF"),
+    Option("--node-rank", Group.MEETING, "This node's rank, where that matters.", "N", "0"),
+    Option("--master-addr", Group.MEETING, "The node with rank 0 in a static run.", "HOST", "127.0.0.1"),
+    Option("--master-port", Group.MEETING, "The port there; on one node MASTER_PORT.", "PORT"),
+    Option("--join", Group.CHANGES, "When to grow: now, at-restart, or a lull of SECONDS.", "WHEN", "now", pet=False),
+    Option("--outage-limit", Group.CHANGES, "How long to train on without etcd.", "SECONDS", "120", pet=False),
+    Option("--lease-ttl", Group.CHANGES, "A silent node is lost after this, 2 or more.", "SECONDS", "5", pet=False),
+    Option("--max-node-failures", Group.CHANGES, "Failures until a host is set aside.", "N", pet=False),
+    Option("--cool-down", Group.CHANGES, "How long it stays aside.", "SECONDS", "600", pet=False),
+    Option("--rdzv-user", Group.ACCESS, "A user of etcd; DLAUNCH_RDZV_PASSWORD is read.", "NAME", pet=False),
+    Option("--rdzv-password-file", Group.ACCESS, "A file that only you can read.", "FILE", pet=False),
+    Option("--rdzv-ca", Group.ACCESS, "The authority that signed etcd's certificate.", "FILE", pet=False),
+    Option("--rdzv-cert", Group.ACCESS, "Our certificate for etcd.", "FILE", pet=False),
+    Option("--rdzv-key", Group.ACCESS, "The key of --rdzv-cert.", "FILE", pet=False),
     Option("--monitor-interval", Group.OTHER, "Checked, without effect: nothing is polled.", "SECONDS", "0.1"),
     Option("--event-log-handler", Group.OTHER, "Only null.", "NAME", "null"),
     Option("--logs-specs", Group.OTHER, "Only default.", "NAME", pet=False),

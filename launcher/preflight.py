@@ -10,9 +10,13 @@ import stat
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlaunch.errors import ConfigurationError, ScriptNotFound, UsageError
 from dlaunch.spec import JobSpec, Program, ProgramKind
+
+if TYPE_CHECKING:
+    from dlaunch.spec import RendezvousSpec
 
 _MAGIC = {
     b"\x7fELF": "a native program",
@@ -24,6 +28,7 @@ _MAGIC = {
     b"\x28\xb5\x2f\xfd": "compressed",
 }
 _HEAD_BYTES = 4096
+_MOST_PEM_BYTES = 1 << 20
 
 
 def check_current_folder() -> None:
@@ -70,6 +75,8 @@ def check_job(spec: JobSpec, environ: Mapping[str, str]) -> None:
         check_log_directory(spec.output.log_dir)
     if spec.summary_json is not None:
         check_summary_file(spec.summary_json)
+    if spec.rendezvous is not None:
+        check_rendezvous_files(spec.rendezvous)
 
 
 def check_script(target: str) -> None:
@@ -229,6 +236,37 @@ def check_summary_file(path: Path) -> None:
     raise ConfigurationError(
         f"The summary cannot be written to {str(path)!r}: {reason}.", "Give another --summary-json."
     )
+
+
+def check_rendezvous_files(rendezvous: RendezvousSpec) -> None:
+    """The files that lead into etcd are there and can be read. No name is looked up, and nothing is connected."""
+    for flag, path in (
+        ("--rdzv-ca", rendezvous.ca_file),
+        ("--rdzv-cert", rendezvous.cert_file),
+        ("--rdzv-key", rendezvous.key_file),
+    ):
+        if path is not None:
+            _check_pem(flag, path)
+    if rendezvous.password_file is not None:
+        from dlaunch.secret import read_password_file  # noqa: PLC0415  -- few runs have one
+
+        read_password_file(rendezvous.password_file)
+
+
+def _check_pem(flag: str, path: Path) -> None:
+    """Certificates and keys for etcd are PEM: text with a line that says so."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # one that waits for a writer would never end
+            reason = "it is not a regular file"
+        else:
+            with path.open("rb") as file:
+                reason = "" if b"-----BEGIN " in file.read(_MOST_PEM_BYTES) else "it is not PEM"
+    except OSError as error:
+        reason = _reason(error)
+    except ValueError:
+        reason = "a bad name"
+    if reason:
+        raise ConfigurationError(f"{flag} {str(path)!r} cannot be used: {reason}.", "Give a PEM file.")
 
 
 def _reason(error: OSError) -> str:

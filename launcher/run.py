@@ -32,6 +32,7 @@ def specify_from_here(given: Given, command: Sequence[str]) -> JobSpec:
         given, command, os.environ, interpreter=find_interpreter(os.environ), new_run_id=os.urandom(16).hex()
     )
     check_job(spec, os.environ)
+    os.environ.pop("DLAUNCH_RDZV_PASSWORD", None)  # no process that we start has any business with it
     return spec
 
 

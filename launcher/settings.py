@@ -51,7 +51,7 @@ def _flag_of(option: Option, given: Given, environ: Mapping[str, str]) -> bool:
     if value is not None:
         return bool(value)
     setting = _from_variables(option, environ)
-    return option.default == option.name if setting is None else _truth(setting)
+    return option.default == option.name if setting is None else truth(setting)
 
 
 def _from_variables(option: Option, environ: Mapping[str, str]) -> Setting | None:
@@ -62,7 +62,8 @@ def _from_variables(option: Option, environ: Mapping[str, str]) -> Setting | Non
     return None
 
 
-def _truth(setting: Setting) -> bool:
+def truth(setting: Setting) -> bool:
+    """What a word or a number for a truth means."""
     word = setting.value.strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlaunch.errors import ConfigurationError, UsageError
 from dlaunch.spec import JobSpec, OutputSpec, Program, ProgramKind, RestartPolicy, StartMethod
 from dlaunch.ways import Way, way_named
 
 from . import grammar
+from .options import OPTIONS, Group
 from .settings import Given, Setting, gather, gather_flags
+
+if TYPE_CHECKING:
+    from dlaunch.spec import RendezvousSpec
 
 Settings = Mapping[str, Setting]
 Flags = Mapping[str, bool]
 
-_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+_ABOUT_NODES = [o.dest for o in OPTIONS if o.group in (Group.MEETING, Group.CHANGES) and not o.is_flag]
 _NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 _NO_FILES = "/dev/null"
 # torchrun's words beside ours: its fork and forkserver share what is imported, its spawn starts anew
@@ -39,14 +44,15 @@ def specify(
     """
     settings, flags = gather(given, environ), gather_flags(given, environ)
     _refuse_what_is_to_come(settings, flags)
-    _check_what_one_node_does_not_need(settings)
+    grammar.seconds(settings["monitor_interval"])
     program = _program(command, flags, interpreter)
     start_method = _start_method(settings["start_method"], program.kind)
-    master_addr, master_port = _meeting(settings, standalone=flags["standalone"])
+    run_id, rendezvous = _nodes(settings, flags, environ, new_run_id)
+    master_addr, master_port = _meeting(settings, standalone=flags["standalone"]) if rendezvous is None else ("", 0)
     return JobSpec(
         program=program,
         nproc_per_node=grammar.workers_wish(settings["nproc_per_node"]),
-        run_id=settings["rdzv_id"].value or new_run_id,
+        run_id=run_id,
         role=settings["role"].value,
         start_method=start_method,
         preload=_preload(settings["preload"], start_method),
@@ -55,6 +61,7 @@ def specify(
         grace_s=grammar.seconds(settings["shutdown_timeout"]),
         signals=grammar.signals(settings["signals_to_handle"]),
         output=_output(settings, environ),
+        rendezvous=rendezvous,
         master_addr=master_addr,
         master_port=master_port,
         virtual_local_rank=flags["virtual_local_rank"],
@@ -65,9 +72,6 @@ def specify(
 
 def _refuse_what_is_to_come(settings: Settings, flags: Flags) -> None:
     """Flags whose feature is not there yet are told apart from mistakes, and never ignored."""
-    _, most_nodes = grammar.nodes(settings["nnodes"])
-    if most_nodes > 1:
-        raise _not_yet(settings["nnodes"], "run several nodes", "Give --nnodes 1.")
     if settings["hosts"].value:
         raise _not_yet(settings["hosts"], "start other hosts", "Leave it out and start dlaunch there.")
     if flags["detach"]:
@@ -82,15 +86,6 @@ def _refuse_what_is_to_come(settings: Settings, flags: Flags) -> None:
 
 def _not_yet(setting: Setting, feature: str, fix: str) -> ConfigurationError:
     return ConfigurationError(f"{setting.origin} is {setting.value!r}, but this version does not {feature} yet.", fix)
-
-
-def _check_what_one_node_does_not_need(settings: Settings) -> None:
-    """A mistake in these is told now, although one node meets without them."""
-    grammar.choice(settings["rdzv_backend"], _BACKENDS)
-    grammar.configuration(settings["rdzv_conf"])
-    grammar.seconds(settings["monitor_interval"])
-    if grammar.whole_number(settings["node_rank"]) > 0 and settings["rdzv_backend"].value == "static":
-        raise settings["node_rank"].wrong("There is one node, so give 0; or say --nnodes.")
 
 
 def _program(command: Sequence[str], flags: Flags, interpreter: str) -> Program:
@@ -173,15 +168,29 @@ def _output(settings: Settings, environ: Mapping[str, str]) -> OutputSpec:
     )
 
 
+def _nodes(
+    settings: Settings, flags: Flags, environ: Mapping[str, str], new_run_id: str
+) -> tuple[str, RendezvousSpec | None]:
+    """The run's id, and how its nodes meet. A run that says nothing of nodes does not load what understands it."""
+    if all(settings[dest].is_default for dest in _ABOUT_NODES):
+        return settings["rdzv_id"].value or new_run_id, None
+    from .nodes import rendezvous_spec, run_id  # noqa: PLC0415
+
+    rendezvous = rendezvous_spec(settings, environ, standalone=flags["standalone"])
+    return run_id(settings["rdzv_id"], rendezvous, new_run_id), rendezvous
+
+
 def _meeting(settings: Settings, *, standalone: bool) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT (0: a free one): given ones count for a static run only, as in torchrun."""
-    endpoint = grammar.endpoint(settings["rdzv_endpoint"])
+    """MASTER_ADDR and MASTER_PORT (0: a free one) on one node: given ones count for a static run, as in torchrun."""
     local = grammar.host(settings["local_addr"]) or "127.0.0.1"
     address, port = grammar.host(settings["master_addr"]), grammar.port(settings["master_port"])
     if standalone or settings["rdzv_backend"].value != "static":
         return local, 0
-    if endpoint:
-        return endpoint[0], (port or 0) if endpoint[1] is None else endpoint[1]
+    if settings["rdzv_endpoint"].value:
+        from .endpoints import static_endpoint  # noqa: PLC0415  -- few runs on one node have one
+
+        if endpoint := static_endpoint(settings):
+            return endpoint.host, (port or 0) if endpoint.port is None else endpoint.port
     return (local if settings["master_addr"].is_default else address or local), port or 0
 
 

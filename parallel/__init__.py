@@ -9,6 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .collective_error import CollectiveError as CollectiveError
+    from .collective_error import CollectiveTimeout as CollectiveTimeout
+    from .collective_error import PeerLost as PeerLost
     from .data.sampler import ElasticDistributedSampler as ElasticDistributedSampler
     from .data.streaming import ElasticStream as ElasticStream
     from .ddp.comm_hooks import allreduce_hook as allreduce_hook
@@ -28,10 +31,10 @@ if TYPE_CHECKING:
     from .fsdp import FullyShardedDataParallel as FullyShardedDataParallel
     from .fsdp import fully_shard as fully_shard
     from .scripts.routed_module import wrapper_of as wrapper_of
-    from .transport.base import CollectiveFailed as CollectiveFailed
 
 _HOMES = {
-    "CollectiveFailed": ".transport.base",
+    "CollectiveError": ".collective_error",
+    "CollectiveTimeout": ".collective_error",
     "DataParallel": ".dp.data_parallel",
     "DistributedDataParallel": ".ddp.distributed_data_parallel",
     "ElasticDistributedSampler": ".data.sampler",
@@ -41,6 +44,7 @@ _HOMES = {
     "MixedPrecision": ".ddp.mixed_precision",
     "NaiveDistributedDataParallel": ".ddp.naive",
     "PeriodicAverage": ".ddp.post_local_sgd",
+    "PeerLost": ".collective_error",
     "PostLocalSGDState": ".ddp.post_local_sgd",
     "PowerSGDState": ".ddp.power_sgd",
     "SyncBatchNorm": ".ddp.sync_batch_norm",

@@ -1,9 +1,9 @@
 """What a failed collective tells: which rank this is, what it waited for and how long, and what likely happened.
 
     RuntimeError
-    └── CollectiveError        a collective failed for another reason
+    └── CollectiveError        a collective, or the reduction of gradients, failed
         ├── CollectiveTimeout  not all ranks came in time (also a TimeoutError)
-        └── PeerLost           the connection to another rank broke (also a ConnectionError)
+        └── PeerLost           another rank died, closed its connection or gave up (also a ConnectionError)
 
 torch raises bare RuntimeErrors whose texts differ from backend to backend; scripts that catch those catch ours.
 """
@@ -31,22 +31,29 @@ _PEER_LOST = (
 
 
 class CollectiveError(RuntimeError):
-    """A collective failed.
+    """A collective failed: a peer died, the network broke, the time was up or the backend refused.
+
+    In a backward of ours, parameters are as they were before it; its gradients are invalid and were dropped.
 
     Attributes:
-        collective: its name.
-        rank: this process's rank in the group.
-        world_size: ranks of the group.
-        waited_s: from the call to the failure.
+        collective: its name; ``None`` where not known.
+        rank: this process's rank in the group; ``None`` where not known.
+        world_size: ranks of the group; ``None`` where not known.
+        waited_s: from the call to the failure; ``None`` where not known.
     """
 
     meaning = "the process group can no longer be used"
 
-    def __init__(self, collective: str, rank: int, world_size: int, waited_s: float, cause: str) -> None:
-        first_line = cause.strip().partition("\n")[0]
-        super().__init__(
-            f"rank {rank} of {world_size}: {collective} failed after {waited_s:.1f} s: {self.meaning} ({first_line})"
-        )
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        collective: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        waited_s: float | None = None,
+    ) -> None:
+        super().__init__(sentence)
         self.collective = collective
         self.rank = rank
         self.world_size = world_size
@@ -63,7 +70,7 @@ class CollectiveTimeout(CollectiveError, TimeoutError):
 
 
 class PeerLost(CollectiveError, ConnectionError):
-    """The connection to another rank broke."""
+    """Another rank died, closed its connection or gave up."""
 
     meaning = (
         "another rank closed its connection, because it died or gave up waiting; the cause is in the output of the "
@@ -71,9 +78,11 @@ class PeerLost(CollectiveError, ConnectionError):
     )
 
 
-def kind_of(message: str) -> type[CollectiveError]:
-    """Which error a backend's message stands for; the table above is all that is known."""
-    text = message.lower()
+def kind_of(error: BaseException | str) -> type[CollectiveError]:
+    """Which of the errors above a failure is; of a backend's text, the tables above are all that is known."""
+    if isinstance(error, CollectiveError):
+        return type(error)
+    text = str(error).lower()
     if any(sign in text for sign in _PEER_LOST):  # first: a peer that timed out closes its connections
         return PeerLost
     if any(sign in text for sign in _TIMED_OUT):
@@ -90,7 +99,12 @@ def told(collective: str, group: dist.ProcessGroup | None) -> Iterator[None]:
     except CollectiveError:
         raise
     except RuntimeError as error:
-        message = str(error)
-        raise kind_of(message)(
-            collective, dist.get_rank(group), dist.get_world_size(group), now() - began, message
+        kind, rank, size, waited_s = kind_of(error), dist.get_rank(group), dist.get_world_size(group), now() - began
+        first_line = str(error).strip().partition("\n")[0]
+        raise kind(
+            f"rank {rank} of {size}: {collective} failed after {waited_s:.1f} s: {kind.meaning} ({first_line})",
+            collective=collective,
+            rank=rank,
+            world_size=size,
+            waited_s=waited_s,
         ) from error

@@ -22,7 +22,9 @@ FOLDERS = {name: ROOT / folder for name, folder in PYPROJECT["tool"]["setuptools
 ARROWS = {
     "dlaunch": set(),
     "dlaunch.launcher": {"dlaunch.agent"},
-    "dlaunch.agent": set(),
+    "dlaunch.agent": {"dlaunch.rendezvous"},
+    "dlaunch.rendezvous": set(),
+    "dlaunch.simulation": {"dlaunch.agent", "dlaunch.rendezvous"},
     "dlaunch.worker": set(),
     "dlaunch.parallel": {"dlaunch.worker"},
 }
@@ -32,6 +34,9 @@ HOMES = {
     "click": {"dlaunch.launcher"},
     "rich": {"dlaunch.launcher"},
     "psutil": {"dlaunch.agent"},
+    "etcd3": {"dlaunch.rendezvous"},
+    "grpc": {"dlaunch.rendezvous"},
+    "google": {"dlaunch.rendezvous"},
     "torch": {"dlaunch.worker", "dlaunch.parallel"},
     "numpy": {"dlaunch.worker", "dlaunch.parallel"},
 }
@@ -113,7 +118,7 @@ def test_the_launcher_and_the_agent_run_without_torch_rich_and_psutil_imported(t
 
     code = (
         "import sys; from dlaunch.launcher.main import main; import dlaunch.agent.run; "
-        "print(*sorted({'torch', 'rich', 'psutil', 'numpy', 'asyncio'} & set(sys.modules)))"
+        "print(*sorted({'torch', 'rich', 'psutil', 'numpy', 'asyncio', 'grpc'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.split() == []

@@ -3,6 +3,9 @@
 A script, run by path with ``python -I -S guard.py <descriptor of the socket to the agent>``. It hears one frame (what
 to start, and the starter's own socket), then waits for one of two ends: the starter's, which it tells, or the agent's.
 After either it kills all that is left below it, says so, and exits. It adopts whatever loses its parent below it.
+
+Meanwhile the agent may give it sockets to hold: a duplicate of the one on which the agent listens for its peers. While
+the guard lives, a connection to that address is not refused; so its refusal proves that nothing on this node is left.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class Guard:
         self._agent = agent
         self._inbox = inbox
         self._starter = 0
+        self._held: list[int] = []  # descriptors that only the end of this process closes
 
     def run(self) -> None:
         """From the first frame to the last."""
@@ -75,14 +79,19 @@ class Guard:
         while self._starter:
             readable, signals = self._inbox.wait(None)
             self._reap()
-            if signal.SIGTERM in signals or (readable and self._agent_has_gone()):
+            if signal.SIGTERM in signals or (readable and not self._hear_agent()):
                 return
 
-    def _agent_has_gone(self) -> bool:
+    def _hear_agent(self) -> bool:
+        """Hear one frame: the agent has something to be held. False when it has gone."""
         try:
-            return not self._agent.recv(1)
-        except OSError:  # a reset: it died with something of ours unread
-            return True
+            received = frames.receive(self._agent)
+        except (OSError, frames.FrameError):  # a reset: it died with something of ours unread
+            received = None
+        if received is None:
+            return False
+        self._held += received[1]
+        return True
 
     def _reap(self) -> None:
         for pid, status in family.reap():
@@ -98,7 +107,7 @@ class Guard:
 
     def _become_starter(self, frame: frames.Frame, starter_socket: int) -> NoReturn:
         try:
-            self._agent.close()
+            self._agent.close()  # with all that waits in it: what is to be held arrives only in the guard
             os.environ.update(frame["environment"])
             if frame["mode"] == "warm":
                 _become_interpreter(frame, starter_socket)

@@ -9,14 +9,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from ..transport.base import Transport
+
 CHUNK_BYTES = 250 * 1024 * 1024
 
 
-def broadcast_coalesced(tensors: Iterable[Tensor], source: int, group: dist.ProcessGroup) -> None:
+def broadcast_coalesced(
+    tensors: Iterable[Tensor], source: int, group: dist.ProcessGroup, transport: Transport | None = None
+) -> None:
     """Overwrite ``tensors`` with those of rank ``source`` of the group, whatever their types and shapes.
 
     Tensors travel as bytes, so one collective serves all data types of a device. Their version counters stay: autograd
-    does not take the new values for a change by the user.
+    does not take the new values for a change by the user. With the
+    group's ``transport``, waiting ends when a rank gives up.
     """
     devices: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
@@ -26,7 +31,7 @@ def broadcast_coalesced(tensors: Iterable[Tensor], source: int, group: dist.Proc
         # Wide elements first: then each piece of the flat buffer is aligned for its type.
         on_device.sort(key=lambda tensor: -tensor.element_size())
         for chunk in _chunks(on_device):
-            _broadcast_as_one(chunk, dist.get_global_rank(group, source), group)
+            _broadcast_as_one(chunk, dist.get_global_rank(group, source), group, transport)
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -41,9 +46,12 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     yield chunk
 
 
-def _broadcast_as_one(tensors: list[Tensor], global_source: int, group: dist.ProcessGroup) -> None:
+def _broadcast_as_one(
+    tensors: list[Tensor], global_source: int, group: dist.ProcessGroup, transport: Transport | None
+) -> None:
     flat = torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
-    dist.broadcast(flat, src=global_source, group=group)
+    work = dist.broadcast(flat, src=global_source, group=group, async_op=True)
+    (work if transport is None else transport.watch(work)).wait()
     if dist.get_rank() == global_source:
         return
     with torch.no_grad(), _unsafe_preserve_version_counter(tuple(tensors)):

@@ -53,21 +53,36 @@ def average(tensor: Tensor, process_group: dist.ProcessGroup | None) -> Future[T
 
 
 def _average_as(dtype: torch.dtype, bucket: GradBucket, process_group: dist.ProcessGroup | None) -> Future[Tensor]:
-    buffer = bucket.buffer()
+    buffer = _as_real(bucket.buffer())
     # Divided first: the sum of what is divided stays in the range of the small type.
     compressed = (buffer / dist.get_world_size(process_group)).to(dtype)
     work = dist.all_reduce(compressed, group=process_group, async_op=True)
-    future: Future[Tensor] = work.get_future().then(lambda done: buffer.copy_(_only(done.value())))
+
+    def widen(done: Future[Any]) -> Tensor:
+        buffer.copy_(_only(done.value()))
+        return bucket.buffer()
+
+    future: Future[Tensor] = work.get_future().then(widen)
     return future
 
 
 def _compressed(hook: Hook, dtype: torch.dtype) -> Hook:
     def wrapped(state: Any, bucket: GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
-        bucket.set_buffer(buffer.to(dtype))
-        return hook(state, bucket).then(lambda done: buffer.copy_(_only(done.value())))
+        bucket.set_buffer(_as_real(buffer).to(dtype))
+
+        def widen(done: Future[Any]) -> Tensor:
+            _as_real(buffer).copy_(_only(done.value()))
+            return buffer
+
+        return hook(state, bucket).then(widen)
 
     return wrapped
+
+
+def _as_real(buffer: Tensor) -> Tensor:
+    """A view in real numbers, twice as many for complex ones: a cast would drop the imaginary parts."""
+    return torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
 
 
 def _only(value: Tensor | list[Tensor]) -> Tensor:

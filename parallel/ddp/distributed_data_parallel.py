@@ -20,7 +20,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.utils._pytree import tree_map_only
 
-from ..transport.base import CollectiveFailed
+from ..collective_error import kind_of
 from ..transport.choice import choose_transport
 from .arguments import builtin_hook, check_parameters, resolve_device_ids, resolve_group
 from .broadcast import broadcast_coalesced
@@ -247,10 +247,13 @@ class DistributedDataParallel(nn.Module, Joinable):
         """Take the buffers of rank ``source`` of the group."""
         buffers = shared_buffers(self.module, self.parameters_to_ignore)
         try:
-            broadcast_coalesced(buffers.values(), source, self.process_group)
+            broadcast_coalesced(buffers.values(), source, self.process_group, self.reducer.transport)
         except RuntimeError as error:
+            self.reducer.transport.give_up()
             rank = dist.get_rank(self.process_group)
-            raise CollectiveFailed(f"Rank {rank} could not take the buffers of rank {source}: {error}") from error
+            sentence = f"Rank {rank} could not take the buffers of rank {source}: {error}"
+            world_size = dist.get_world_size(self.process_group)
+            raise kind_of(error)(sentence, collective="broadcast", rank=rank, world_size=world_size) from error
 
     def sync_module_from(self, source: int) -> None:
         """Take parameters and, where they are shared, buffers of rank ``source`` of the group."""

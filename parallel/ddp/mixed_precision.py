@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
+from .buffers import sparse_parameter_ids
+
 
 @dataclass(frozen=True)
 class MixedPrecision:
@@ -44,9 +46,28 @@ class MixedPrecision:
         """Run the module in ``param_dtype``. Autograd sees the casts, so gradients arrive in full precision."""
         if self.param_dtype is None:
             return module(*args, **kwargs)
-        narrow = {name: self._cast(parameter) for name, parameter in module.named_parameters()}
+        sparse = set(sparse_parameter_ids(module))
+        narrow = {
+            name: _CastKeepingLayout.apply(parameter, self.param_dtype)
+            if id(parameter) in sparse
+            else self._cast(parameter)
+            for name, parameter in module.named_parameters()
+        }
         args, kwargs = tree_map_only(Tensor, self._cast, (args, kwargs))
         return functional_call(module, narrow, args, kwargs)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.param_dtype) if tensor.is_floating_point() else tensor
+
+
+class _CastKeepingLayout(torch.autograd.Function):
+    """A cast whose gradient may be sparse; that of ``Tensor.to`` may not (torch 2.13)."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = tensor.dtype
+        return tensor.to(dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient.to(ctx.dtype), None

@@ -69,7 +69,7 @@ def power_sgd_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Tensor]:
 
 
 def _is_worth_it(state: PowerSGDState, gradient: Tensor) -> bool:
-    if gradient.dim() < 2 or gradient.numel() == 0:
+    if gradient.dim() < 2 or gradient.numel() == 0 or gradient.is_complex():
         return False
     rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
     return (rows + columns) * state.rank * state.min_compression_rate < rows * columns

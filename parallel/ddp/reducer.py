@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.futures import Future
 
-from ..transport.base import CollectiveFailed, Pending, Transport
+from ..collective_error import CollectiveError, kind_of
+from ..transport.base import Pending, Transport
 from ..transport.errors import invalid_gradients, not_reduced, ready_twice, unfinished
 from .bucket import Bucket, SparseBucket
 from .bucket_layout import Layout, Slot, lay_out
@@ -74,7 +75,7 @@ class Reducer:
         self.members = list(members)
         self.options = options
         self.transport = transport
-        self.failed: CollectiveFailed | None = None
+        self.failed: CollectiveError | None = None
         self.divisor = dist.get_world_size(group)
         self.times = StepTimes()
         self.has_rebuilt = False
@@ -130,7 +131,7 @@ class Reducer:
     def check_finished(self) -> None:
         """Raise if the last backward left gradients that were not averaged."""
         if self.failed is not None:
-            raise CollectiveFailed(invalid_gradients(self.failed))
+            raise self._error(kind_of(self.failed), invalid_gradients(self.failed))
         if self._open:
             self.transport.give_up()
             missing = [member.name for member, left in zip(self.members, self._left, strict=True) if left > 0]
@@ -276,8 +277,7 @@ class Reducer:
     def _launch(self, bucket: Bucket | SparseBucket) -> Handle | None:
         self.times.communication_began()
         if isinstance(bucket, SparseBucket):
-            handle: Pending = dist.all_reduce(bucket.gradient, group=self._group, async_op=True)
-            return handle
+            return self.transport.watch(dist.all_reduce(bucket.gradient, group=self._group, async_op=True))
         if bucket.flat.numel() == 0 or self._can_skip(bucket):
             return None
         if self.comm_hook is not None:
@@ -295,7 +295,7 @@ class Reducer:
     def _launch_flags(self) -> None:
         device = self._parameters[0].device
         self._used_flags = torch.tensor(self._used, dtype=torch.int32, device=device)
-        self._flags_handle = dist.all_reduce(self._used_flags, group=self._group, async_op=True)
+        self._flags_handle = self.transport.watch(dist.all_reduce(self._used_flags, group=self._group, async_op=True))
 
     # At the end of a backward
 
@@ -419,8 +419,13 @@ class Reducer:
         """Drop all gradients, so that an optimizer's step changes nothing, and say what could not be reduced."""
         for parameter in self._parameters:
             parameter.grad = None
-        self.failed = CollectiveFailed(not_reduced(dist.get_rank(self._group), what, error))
+        self.transport.give_up()
+        self.failed = self._error(kind_of(error), not_reduced(dist.get_rank(self._group), what, error))
         raise self.failed from error
+
+    def _error(self, kind: type[CollectiveError], sentence: str) -> CollectiveError:
+        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        return kind(sentence, collective="all_reduce", rank=rank, world_size=world_size)
 
     # Buckets
 
@@ -479,7 +484,8 @@ class Reducer:
         missing = [index for index in range(len(self.members) - 1, -1, -1) if index not in seen]
         agreed = torch.tensor([*order, *missing], device=self._parameters[0].device)
         try:
-            dist.broadcast(agreed, src=dist.get_global_rank(self._group, 0), group=self._group)
+            source = dist.get_global_rank(self._group, 0)
+            self.transport.watch(dist.broadcast(agreed, src=source, group=self._group, async_op=True)).wait()
         except RuntimeError as error:
             self._fail(error, "the order of buckets")
         self.has_rebuilt = True

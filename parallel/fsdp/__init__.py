@@ -3,6 +3,7 @@
 from .clip import clip_grad_norm_ as clip_grad_norm_
 from .fully_shard import FSDPModule as FSDPModule
 from .fully_shard import fully_shard as fully_shard
+from .fully_shard import register_fsdp_forward_method as register_fsdp_forward_method
 from .materialize import materialize as materialize
 from .optimizer_state import full_optimizer_state_dict as full_optimizer_state_dict
 from .optimizer_state import load_full_optimizer_state_dict as load_full_optimizer_state_dict

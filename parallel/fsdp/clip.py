@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .sharded_parameter import ShardedParameter, all_shards
+from .sharded_parameter import ShardedParameter, all_shards, shard_of
 
 
 def clip_grad_norm_(
@@ -50,6 +51,31 @@ def with_norms_of_all_ranks(original: Callable[..., Tensor]) -> Callable[..., Te
         return total
 
     return total_norm
+
+
+def clipping_with_norms_of_all_ranks(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``clip_grad_norm_`` of a torch that computes norms in the midst of it (before 2.6), for rows as well."""
+    total_norm = with_norms_of_all_ranks(original)
+
+    @wraps(original)
+    def clips(
+        parameters: Tensor | Iterable[Tensor],
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if all(shard_of(parameter) is None for parameter in held):
+            return original(held, max_norm, norm_type, error_if_nonfinite, foreach)
+        gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+        total = total_norm(gradients, norm_type, error_if_nonfinite, foreach)
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.device))
+        return total
+
+    return clips
 
 
 def norm_over_ranks(gradients: list[Tensor], owners: dict[int, ShardedParameter], norm_type: float) -> Tensor:

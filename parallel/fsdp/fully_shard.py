@@ -7,8 +7,9 @@ travel in ``exchange.py`` and ``transports.py``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 
 from ..ddp.broadcast import broadcast_coalesced
 from .before_step import install
+from .near_ranks import resharding_of
 from .policies import MixedPrecisionPolicy, offloads
-from .run import Run
+from .refusals import OF_MODULES, refuse, refused
+from .run import PostForward, PreForward, Run
 from .shard_guard import guard_inner_modules
 from .sharded_parameter import Place, ShardedParameter, places_of, shard_of, sharded_before
 from .transports import transport_for
@@ -33,23 +36,75 @@ class FSDPModule:
 
     _dlaunch_unit: Unit
 
-    def unshard(self) -> None:
-        """Make this module's own parameters whole until `reshard`, to look at them or to run parts of it."""
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A module of the class that it was: a slice of a sharded ``Sequential`` is a plain one."""
+        return cls.__bases__[1](*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raise TypeError: a copy would share this rank's rows."""
+        raise TypeError(
+            f"a sharded {type(self).__bases__[1].__name__} can be neither copied nor pickled. "
+            "Load its full_state_dict into another module instead."
+        )
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Make this module's own parameters whole until `reshard`, to look at them or to run parts of it.
+
+        With ``async_op`` the gather has only begun, and the handle waits for it; so does the module's forward.
+        """
         unit = unit_of(self)
         unit.run.prepare()
+        if async_op:
+            unit.begin_unshard()
+            return UnshardHandle(unit)
         unit.unshard()
+        return None
 
     def reshard(self) -> None:
         """Free this module's whole parameters."""
         unit_of(self).reshard()
 
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """``False``: backwards add gradients up on each rank, whole, and nothing is sent; for the whole model."""
         unit_of(self).run.reduces = requires_gradient_sync
 
+    def set_reshard_after_forward(self, reshard_after_forward: bool | int, recurse: bool = True) -> None:
+        """Change what `fully_shard` was told, for this module and, with ``recurse``, the units within."""
+        for unit in _units_below(self) if recurse else [unit_of(self)]:
+            frees, near = resharding_of(reshard_after_forward, unit.transport.world_size)
+            if near != unit.near:
+                raise ValueError("the number of ranks that keep parameters after forward is set by fully_shard, once")
+            unit.reshard_after_forward = frees
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divide sums of gradients by this number, not by that of the ranks; for this module's own parameters."""
+        unit_of(self).divisor = float(factor)
+
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Hybrid sharding always averages over both groups: raises UsageError for ``False``."""
+        if not requires_all_reduce:
+            raise refused("set_requires_all_reduce(False)")
+
+    def reset_iter_state(self) -> None:
+        """Nothing: the next forward begins anew after one, or a backward, that raised."""
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Nothing: a backward is complete when it returns."""
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Nothing: no parameters are whole after a backward."""
+
+    def set_modules_to_forward_prefetch(self, modules: Sequence[nn.Module]) -> None:
+        """Nothing: the next unit of the last forward is gathered ahead."""
+
+    def set_modules_to_backward_prefetch(self, modules: Sequence[nn.Module]) -> None:
+        """Nothing: the unit before is gathered ahead."""
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """The same for a while. The first backward outside sums what has come together."""
+        """Without communication for a while. The first backward outside sums what has come together."""
         run = unit_of(self).run
         before, run.reduces = run.reduces, False
         try:
@@ -58,12 +113,27 @@ class FSDPModule:
             run.reduces = before
 
 
+for _name in OF_MODULES:
+    refuse(FSDPModule, _name)
+
+
+class UnshardHandle:
+    """Parameters on their way to be whole."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+
+    def wait(self) -> None:
+        """Return when they are."""
+        self._unit.unshard()
+
+
 def fully_shard(
     module: _Module,
     *,
     process_group: dist.ProcessGroup | Groups | None = None,
     mesh: Any = None,
-    reshard_after_forward: bool | None = None,
+    reshard_after_forward: bool | int | None = None,
     mp_policy: Any = None,
     offload_policy: Any = None,
     ignored_params: Collection[nn.Parameter] | None = None,
@@ -82,7 +152,8 @@ def fully_shard(
             share, and those that hold the same rows and average gradients (hybrid sharding). ``None`` as the first of
             the pair means no sharding.
         mesh: a device mesh of one dimension, or of two (replicate, shard), in the place of ``process_group``.
-        reshard_after_forward: free whole parameters between forward and backward; ``None``: unless this is the root.
+        reshard_after_forward: free whole parameters between forward and backward; ``None``: unless this is the root. A
+            number that divides the world: so many neighbours keep them among them, and gather from one another.
         mp_policy: a `MixedPrecisionPolicy`, or torch's.
         offload_policy: a `CPUOffloadPolicy` (or torch's): rows, gradients and the optimizer's step in host memory.
         ignored_params: stay as they are; their gradients are not averaged.
@@ -94,7 +165,8 @@ def fully_shard(
         ``module``.
 
     Raises:
-        ValueError: the module is sharded already, or shares a parameter with a unit outside of it.
+        ValueError: the module is sharded already, or shares a parameter with a unit outside of it, or the ranks cannot
+            be divided as ``reshard_after_forward`` says.
     """
     if isinstance(module, FSDPModule):
         raise ValueError(f"this {type(module).__name__} is sharded already: call fully_shard once, inner modules first")
@@ -112,9 +184,21 @@ def fully_shard(
         for parameter, places in found.items()
     ]
     policy = MixedPrecisionPolicy.of(mp_policy)
-    offload = offloads(offload_policy)
+    frees, near = resharding_of(reshard_after_forward, chosen.world_size)
     unit = Unit(
-        "(root)", module, parameters, chosen, replicas, where, policy, offload, reshard_after_forward, transport
+        "(root)",
+        module,
+        parameters,
+        chosen,
+        replicas,
+        where,
+        policy,
+        offloads(offload_policy),
+        frees,
+        transport,
+        shared,
+        mesh if mesh is not None and mesh.ndim == 1 else None,
+        near,
     )
     _join(unit, inner, names)
     _fill(unit, list(found))
@@ -123,6 +207,32 @@ def fully_shard(
     module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})
     module._dlaunch_unit = unit  # type: ignore[assignment]
     return module
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Let another method of a sharded module be a forward of it; nothing if it is not sharded.
+
+    Raises:
+        ValueError: the module has no such method.
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    if not hasattr(module, method_name):
+        raise ValueError(f"this {type(module).__name__} has no method {method_name}")
+    method = getattr(module, method_name)
+    before, after = PreForward(unit_of(module)), PostForward(unit_of(module))
+
+    @wraps(method)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = before(module, args, kwargs)
+        output: Any = None
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            output = after(module, args, output)
+        return output
+
+    setattr(module, method_name, forward)
 
 
 def unit_of(module: Any) -> Unit:
@@ -144,7 +254,7 @@ def run_of(module: nn.Module) -> Run:
     return next(iter(runs.values()))
 
 
-def _units_below(module: nn.Module) -> list[Unit]:
+def _units_below(module: Any) -> list[Unit]:
     return [unit_of(inner) for inner in module.modules() if isinstance(inner, FSDPModule)]
 
 

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from ..checkpoint.shards import shard
 from .fully_shard import run_of
 from .sharded_parameter import ShardedParameter, shard_of
-from .state import rows_of, whole_of
+from .state import dtensor_of, whole_of
+from .state_forms import cut_state
 
 _Convert = Callable[[Tensor, ShardedParameter], Any]
 
@@ -40,12 +41,22 @@ def sharded_optimizer_state_dict(model: nn.Module, optimizer: Optimizer) -> dict
     )
 
 
+def dtensor_optimizer_state_dict(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """This rank's part as DTensors, for ``torch.distributed.checkpoint``."""
+    return _named(model, optimizer, dtensor_of)
+
+
 def load_full_optimizer_state_dict(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Take over what `full_optimizer_state_dict` gave, in a world of any size; each rank has all of ``state``.
 
     Raises:
         KeyError: the optimizer holds a parameter that ``state`` does not know.
     """
+    optimizer.load_state_dict(optimizer_state_to_load(model, optimizer, state))
+
+
+def optimizer_state_to_load(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's rows of a state under names, whole or as DTensors, as ``optimizer.load_state_dict`` takes it."""
     names = _names(model)
     numbers: dict[str, int] = {}
     groups = []
@@ -61,24 +72,10 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: Optimizer, state
             numbers[name] = len(numbers)
             indices.append(numbers[name])
             if name in state["state"]:
-                states[numbers[name]] = _cut(state["state"][name], shard_of(parameter))
+                states[numbers[name]] = cut_state(state["state"][name], shard_of(parameter))
         saved = options[names[id(group["params"][0])]] if group["params"] else group
         groups.append({**{key: value for key, value in saved.items() if key != "params"}, "params": indices})
-    optimizer.load_state_dict({"state": states, "param_groups": groups})
-
-
-def _cut(state: Mapping[str, Any], parameter: ShardedParameter | None) -> dict[str, Any]:
-    """This rank's rows, copied: an optimizer changes its state in place, and what is loaded may be shared."""
-    return {key: _cut_value(key, value, parameter) for key, value in state.items()}
-
-
-def _cut_value(key: str, value: Any, parameter: ShardedParameter | None) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    if parameter is None or key == "step":  # a count, which has the shape of a parameter without dimensions
-        return value.clone()
-    shapes = (parameter.layout.shape, parameter.layout.shape or (1,))
-    return (rows_of(value, parameter) if tuple(value.shape) in shapes else value).clone()
+    return {"state": states, "param_groups": groups}
 
 
 def _named(model: nn.Module, optimizer: Optimizer, convert: _Convert) -> dict[str, Any]:

@@ -4,10 +4,17 @@
 All ranks must start reductions in the same order. It is the reverse of the order in which units were first used: a unit
 whose gradients are complete waits for those before it. What is incomplete when the backward ends (parameters that this
 rank did not use) is reduced then, in the same order.
+
+[Note: the order of units]
+Ranks that come to units in different orders would wait for each other for ever, or take one unit's rows for another's.
+So units are compared: all in the first iteration, later those from where this iteration's path leaves that of the last.
+As long as all are on the path on which they agreed, nothing is sent. A rank that strays alone waits at the comparison,
+without having begun an exchange, until the group's time-out.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,8 +26,9 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_map_only
 
 from ..ddp.graph import find_tensors
-from ..transport.byte_gather import all_gather_bytes
+from .same_order import check_same_unit
 from .schedule import is_last, next_in_backward, next_in_forward
+from .state_forms import StateForm, watch_state_dict
 from .unit import State, Unit, UnitReduction
 
 _IN_FLIGHT = 2  # reductions that hold memory at the same time
@@ -32,15 +40,19 @@ class Run:
     Attributes:
         units: in the order in which they were made; inner ones first.
         reduces: whether a backward is followed by reductions (``no_sync`` clears it).
+        form: what state dicts show.
     """
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
         self.reduces = True
+        self.form = StateForm.ROWS
         self._depth = 0
         self._seen: list[int] = []  # the last whole forward
         self._done: list[int] = []  # the present one
-        self._checked = False
+        self._path: list[int] = []  # the last iteration, on which all ranks agreed
+        self._walk: list[int] = []  # the present one
+        self._strayed = False  # whether it has left the path
         self._first_uses: list[int] = []  # by forwards with gradients since the last backward
         self._stale = False  # whether those belong to a backward that is over
         self._finished: set[int] = set()
@@ -57,9 +69,9 @@ class Run:
         for parameter in unit.parameters:
             parameter.on_gradient = unit_hook(unit)
             parameter.unit = weakref.ref(unit)
-        unit.module.register_forward_pre_hook(_PreForward(unit), prepend=True, with_kwargs=True)
-        unit.module.register_forward_hook(_PostForward(unit), always_call=True)
-        unit.module.register_load_state_dict_pre_hook(_CutWholeTensors(unit))  # type: ignore[no-untyped-call]
+        unit.module.register_forward_pre_hook(PreForward(unit), prepend=True, with_kwargs=True)
+        unit.module.register_forward_hook(PostForward(unit), always_call=True)
+        watch_state_dict(unit)
 
     def absorb(self, other: Run) -> None:
         """Take over the units of an inner run."""
@@ -90,11 +102,12 @@ class Run:
         self._done.append(number)
         if self._with_gradients and number not in self._first_uses:
             self._first_uses.append(number)
-        if not self._checked:
-            _check_same_unit(unit)
+        self._walk_on(unit)
+        unit.forget_near()
         unit.unshard()
         ahead = next_in_forward(self._seen, self._done)
         if ahead is not None:
+            self.units[ahead].forget_near()
             self.units[ahead].begin_unshard()
 
     def _begin_forward(self) -> None:
@@ -114,6 +127,7 @@ class Run:
                     parameter.whole.grad = None
         self._queued, self._any_gradient, self._stale = False, False, True
         self._finished, self._in_flight = set(), []
+        self._walk, self._strayed = [], False
 
     def after_forward(self, unit: Unit, output: Any) -> None:
         """The unit's module has run, or failed."""
@@ -123,7 +137,7 @@ class Run:
         self._depth -= 1
         backward_comes = torch.is_grad_enabled() and self._watch_backward(unit, output)
         if unit.entered == 0 and (not backward_comes or self._frees_after_forward(unit)):
-            unit.reshard()
+            unit.reshard(but_near=backward_comes)
         if self._depth == 0:
             self._end_forward(backward_comes)
 
@@ -135,9 +149,28 @@ class Run:
         return wish and not (self._done[-1] == number and is_last(self._seen, self._done))
 
     def _end_forward(self, backward_comes: bool) -> None:
-        self._seen, self._checked = self._done, True
+        self._seen = self._done
         if not backward_comes:
+            self._end_walk()
             self.settle()
+
+    # The order of units. See [Note: the order of units]
+
+    def _walk_on(self, unit: Unit) -> None:
+        place = len(self._walk)
+        self._walk.append(unit.number)
+        if not self._strayed and place < len(self._path) and self._path[place] == unit.number:
+            return
+        self._strayed = True
+        check_same_unit(unit.transport, unit.device, unit.name)
+
+    def _end_walk(self) -> None:
+        if not self._walk:
+            return
+        if not self._strayed and len(self._walk) < len(self._path) and sys.exc_info()[0] is None:
+            root = self.units[-1]
+            check_same_unit(root.transport, root.device, "none any more")
+        self._path, self._walk, self._strayed = self._walk, [], False
 
     def _watch_backward(self, unit: Unit, output: Any) -> bool:
         nodes = {tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None}
@@ -217,6 +250,7 @@ class Run:
             self._stale = True
             for unit in self.units:
                 unit.leaving = 0
+            self._end_walk()
             self.settle()
 
     def _reduce_the_rest(self) -> None:
@@ -245,6 +279,7 @@ class Run:
         """Free all wholes, and return when no rank reads this rank's rows: they may be changed."""
         for unit in self.units:
             unit.reshard()
+            unit.forget_near()
         if self._reading:
             self._reading = False
             for transport in self._transports():
@@ -256,7 +291,8 @@ class Run:
         for unit in self.units:
             unit.abandon()
         self._depth, self._reading = 0, False
-        self._seen, self._done, self._checked = [], [], False
+        self._seen, self._done = [], []
+        self._path, self._walk, self._strayed = [], [], False
 
     def _transports(self) -> Iterator[Any]:
         return iter({id(unit.transport): unit.transport for unit in self.units}.values())
@@ -266,22 +302,7 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _check_same_unit(unit: Unit) -> None:
-    """In the first forward all ranks must come to the same units in the same order, or they would wait for ever."""
-    group = unit.transport.group
-    if group is None:
-        return
-    device = unit.device if unit.device.type != "cpu" else torch.device("cpu")
-    names = [name.decode() for name in all_gather_bytes(unit.name.encode(), device, group)]
-    if len(set(names)) > 1:
-        said = ", ".join(f"rank {rank} runs {name}" for rank, name in enumerate(names))
-        raise RuntimeError(
-            f"The ranks do not run the units of the model in the same order: {said}. "
-            "Every rank must take the same path through sharded modules; make what differs a unit of none."
-        )
-
-
-class _PreForward:
+class PreForward:
     """Hook: unshard, and cast inputs."""
 
     def __init__(self, unit: Unit) -> None:
@@ -291,6 +312,7 @@ class _PreForward:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Before a forward of the module."""
         run = self._unit.run
         run.before_forward(self._unit)
         run.watch_leaving(self._unit, (args, kwargs))
@@ -300,7 +322,7 @@ class _PreForward:
         return args, kwargs
 
 
-class _PostForward:
+class PostForward:
     """Hook: reshard, watch for the backward, and cast outputs."""
 
     def __init__(self, unit: Unit) -> None:
@@ -308,28 +330,10 @@ class _PostForward:
 
     @_disable_dynamo
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """After it; ``output`` is ``None`` if it raised."""
         self._unit.run.after_forward(self._unit, output)
         dtype = self._unit.policy.output_dtype
         return output if dtype is None else _cast(output, dtype)
-
-
-class _CutWholeTensors:
-    """Hook: whole tensors in a state dict that is loaded are cut to this rank's rows."""
-
-    def __init__(self, unit: Unit) -> None:
-        self._unit = unit
-
-    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        self._unit.run.settle()
-        names = {id(submodule): name for name, submodule in module.named_modules()}
-        for parameter in self._unit.parameters:
-            for place in parameter.places:
-                name = names[id(place.module)]
-                key = f"{prefix}{name}{'.' if name else ''}{place.name}"
-                value = state.get(key)
-                if isinstance(value, Tensor) and tuple(value.shape) == parameter.layout.shape:
-                    begin, end = parameter.layout.rows(parameter.rank)
-                    state[key] = (value if value.dim() else value.view(1))[begin:end]
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..transport.base import CollectiveFailed
+from ..collective_error import CollectiveError
 from ..transport.shared_segments import map_segments
 from .shard_layout import ShardLayout
 from .shared_counters import Counter, SharedCounters
@@ -85,7 +85,7 @@ class SharedGradients:
             self._sum_next()
         segments = map_segments(nbytes * _SLOTS, self._group)
         if segments is None:
-            raise CollectiveFailed("FSDP in shared memory: the ranks can no longer map each other's memory")
+            raise CollectiveError("FSDP in shared memory: the ranks can no longer map each other's memory")
         self._maps, self._slot_bytes = segments.maps, nbytes
 
 

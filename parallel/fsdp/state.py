@@ -15,6 +15,16 @@ from torch import Tensor, nn
 from ..checkpoint.shards import shard
 from .fully_shard import run_of
 from .sharded_parameter import ShardedParameter, shard_of
+from .state_forms import StateForm, dtensor_like, shown_as
+
+
+def listed(model: nn.Module) -> dict[str, Any]:
+    """All names of the state dict; parameters as they are held, as this rank's rows."""
+    run = run_of(model)
+    run.settle()
+    with shown_as(run, StateForm.ROWS):
+        state: dict[str, Any] = model.state_dict(keep_vars=True)
+    return state
 
 
 def stream_full_state(model: nn.Module, *, rank0_only: bool = True) -> Iterator[tuple[str, Tensor | None]]:
@@ -24,11 +34,9 @@ def stream_full_state(model: nn.Module, *, rank0_only: bool = True) -> Iterator[
         model: with sharded modules in it.
         rank0_only: other ranks than the first get ``None``.
     """
-    run = run_of(model)
-    run.settle()
-    first = run.units[-1].is_first
+    first = run_of(model).units[-1].is_first
     done: dict[int, Tensor | None] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
+    for name, value in listed(model).items():
         if id(value) not in done:
             done[id(value)] = _whole(value, rank0_only, first)
         yield name, done[id(value)]
@@ -57,16 +65,14 @@ def load_full_state_dict(
     if not from_rank0:
         model.load_state_dict(state, strict=strict)
         return
-    run_of(model).settle()
     with torch.no_grad():
-        for name, value in model.state_dict(keep_vars=True).items():
+        for name, value in listed(model).items():
             _receive(name, value, state)
 
 
 def sharded_state_dict(model: nn.Module) -> dict[str, Any]:
     """This rank's part, for ``sharded=`` of ``dlaunch.checkpoint``: rows know where they belong."""
-    run_of(model).settle()
-    return {name: _part(value) for name, value in model.state_dict(keep_vars=True).items()}
+    return {name: _part(value) for name, value in listed(model).items()}
 
 
 def dtensor_state_dict(model: nn.Module) -> dict[str, Any]:
@@ -74,8 +80,7 @@ def dtensor_state_dict(model: nn.Module) -> dict[str, Any]:
 
     ``dcp.save`` writes them; ``dcp.load`` into them fills the model, whatever the world size was.
     """
-    run_of(model).settle()
-    return {name: _dtensor(value) for name, value in model.state_dict(keep_vars=True).items()}
+    return {name: _dtensor(value) for name, value in listed(model).items()}
 
 
 def whole_of(rows: Tensor, parameter: ShardedParameter, *, rank0_only: bool) -> Tensor | None:
@@ -141,14 +146,17 @@ def _part(value: Any) -> Any:
 
 
 def _dtensor(value: Any) -> Any:
-    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415  -- slow to import, seldom needed
-    from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415
-
     parameter = shard_of(value) if isinstance(value, Tensor) else None
-    unit = parameter.unit() if parameter is not None else None
-    if parameter is None or unit is None or unit.transport.group is None:
-        return value
-    mesh = DeviceMesh.from_group(unit.transport.group, value.device.type)
-    shape = torch.Size(parameter.layout.shape or (1,))
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(value.detach(), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+    return value if parameter is None else dtensor_of(value.detach(), parameter)
+
+
+def dtensor_of(rows: Tensor, parameter: ShardedParameter) -> Any:
+    """Rows of a parameter, or of something of its shape, as a DTensor in the same memory; plain if nothing is cut."""
+    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415  -- slow to import, seldom needed
+
+    unit = parameter.unit()
+    if unit is None or unit.group is None:
+        return rows
+    if unit.mesh is None:
+        unit.mesh = DeviceMesh.from_group(unit.group, unit.device.type)
+    return dtensor_like(rows, parameter.layout.shape, unit.mesh)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..transport.shared_memory import can_share_memory
 from ..transport.shared_segments import map_segments
 from .exchange import Exchange, FlatExchange, PairwiseExchange, Reduction
+from .near_ranks import NearRanks, near_group
 from .shard_layout import ShardLayout
 from .shared_counters import Counter, SharedCounters
 from .shared_gradients import SharedGradients
@@ -36,8 +37,13 @@ class Transport(Protocol):
     rank: int
     world_size: int
 
-    def memory(self, specs: Sequence[ParameterSpec], device: torch.device, offload: bool) -> UnitMemory:
-        """Memory for one unit whose whole parameters are used on ``device``; all ranks call it together."""
+    def memory(
+        self, specs: Sequence[ParameterSpec], device: torch.device, offload: bool, near: int | None = None
+    ) -> UnitMemory:
+        """Memory for one unit whose whole parameters are used on ``device``; all ranks call it together.
+
+        ``near`` ranks keep the whole among them between forward and backward, where nothing is shared anyway.
+        """
 
     def reduce(self, wholes: Sequence[Tensor], layouts: Sequence[ShardLayout]) -> Reduction:
         """Begin to sum contiguous tensors; each rank gets its piece."""
@@ -57,7 +63,9 @@ class AloneTransport:
     rank = 0
     world_size = 1
 
-    def memory(self, specs: Sequence[ParameterSpec], device: torch.device, offload: bool) -> UnitMemory:
+    def memory(
+        self, specs: Sequence[ParameterSpec], device: torch.device, offload: bool, near: int | None = None
+    ) -> UnitMemory:
         """The whole in one place, and another only if the type or the device differs."""
         home = torch.device("cpu") if offload else device
         rows = _own_rows(specs, 0, home)
@@ -82,16 +90,28 @@ class TorchTransport:
 
     name = "torch"
 
-    def __init__(self, group: dist.ProcessGroup, exchange: Exchange) -> None:
+    def __init__(self, group: dist.ProcessGroup, exchange_over: Callable[[dist.ProcessGroup], Exchange]) -> None:
         self.group: dist.ProcessGroup | None = group
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
-        self._exchange = exchange
+        self._group, self._exchange_over = group, exchange_over
+        self._exchange = exchange_over(group)
+        self._near: dict[int, NearRanks] = {}
 
-    def memory(self, specs: Sequence[ParameterSpec], device: torch.device, offload: bool) -> UnitMemory:
+    def memory(
+        self, specs: Sequence[ParameterSpec], device: torch.device, offload: bool, near: int | None = None
+    ) -> UnitMemory:
         """Rows on the device, or on the host if they are offloaded."""
         rows = _own_rows(specs, self.rank, torch.device("cpu") if offload else device)
-        return GatheredMemory(rows, specs, device, self._exchange)
+        return GatheredMemory(rows, specs, device, self._exchange, self._near_ranks(near))
+
+    def _near_ranks(self, size: int | None) -> NearRanks | None:
+        if size is None or self.world_size % size:  # the world may have become another one
+            return None
+        if size not in self._near:
+            exchange = self._exchange_over(near_group(self._group, size))
+            self._near[size] = NearRanks(exchange, self.rank % size, size)
+        return self._near[size]
 
     def reduce(self, wholes: Sequence[Tensor], layouts: Sequence[ShardLayout]) -> Reduction:
         """Over the process group."""
@@ -119,7 +139,9 @@ class SharedTransport:
         self._begun = 0
         self._ended = 0
 
-    def memory(self, specs: Sequence[ParameterSpec], device: torch.device, offload: bool) -> UnitMemory:
+    def memory(
+        self, specs: Sequence[ParameterSpec], device: torch.device, offload: bool, near: int | None = None
+    ) -> UnitMemory:
         """One segment for the unit; the first rank's, though all use it alike."""
         offsets, end = [], 0
         for spec in specs:
@@ -217,5 +239,4 @@ def _make(group: dist.ProcessGroup, device: torch.device, wish: str) -> Transpor
                 "transport='shared_memory' needs parameters on CPUs and all ranks as processes of one user on one "
                 "x86-64 Linux host that see each other under /proc. Use transport='auto', which takes it where it can."
             )
-    exchange = PairwiseExchange(group) if gloo and wish != "flat" else FlatExchange(group)
-    return TorchTransport(group, exchange)
+    return TorchTransport(group, PairwiseExchange if gloo and wish != "flat" else FlatExchange)

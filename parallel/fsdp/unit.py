@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from .exchange import Reduction
 from .policies import MixedPrecisionPolicy
 from .shard_layout import ShardLayout
 from .sharded_parameter import ShardedParameter
+from .state_settings import StateSettings
 from .transports import AloneTransport, Transport
 from .unit_memory import ParameterSpec, UnitMemory
 
@@ -40,6 +41,10 @@ class Unit:
         reshard_after_forward: whether parameters are freed between forward and backward; ``None``: unless it is the
             root.
         wish: which transport the user asked for.
+        group: the ranks over which parameters are cut, or ``None``.
+        mesh: of that group; made when it is first needed.
+        near: how many ranks keep the whole among them between forward and backward, or ``None``.
+        settings: how the wrapper around a root makes state dicts.
         run: the tree of units that it is part of.
         number: its place there.
     """
@@ -59,12 +64,17 @@ class Unit:
         offload: bool,
         reshard_after_forward: bool | None,
         wish: str | None = None,
+        group: dist.ProcessGroup | None = None,
+        mesh: Any = None,
+        near: int | None = None,
     ) -> None:
         self.name, self.module, self.parameters = name, module, parameters
         self.transport, self.replicas, self.device = transport, replicas, device
         self.policy, self.offload = policy, offload
         self.reshard_after_forward = reshard_after_forward
         self.wish = wish
+        self.group, self.mesh, self.near = group, mesh, near
+        self.settings = StateSettings()
         self.memory: UnitMemory | None = None
         self.state = State.SHARDED
         self.entered = 0  # forwards under way
@@ -82,7 +92,7 @@ class Unit:
         ]
         with torch.inference_mode(False), torch.no_grad():
             transport = self.transport if specs else AloneTransport()
-            self.memory = transport.memory(specs, self.device, self.offload)
+            self.memory = transport.memory(specs, self.device, self.offload, self.near)
             for parameter, rows, whole in zip(self.parameters, self.memory.rows, self.memory.wholes, strict=True):
                 parameter.attach(rows, whole)
                 parameter.show_shard()
@@ -142,7 +152,7 @@ class Unit:
     # Whole and sharded
 
     def begin_unshard(self) -> None:
-        """Start the gather, if the parameters are neither whole nor coming."""
+        """Start the gather, if the parameters are neither whole nor coming; among near ranks after a forward."""
         if self.state is State.SHARDED:
             with torch.no_grad():
                 memory = self.memory or self.ensure_memory()
@@ -161,15 +171,27 @@ class Unit:
             parameter.show_whole()
         self.state = State.WHOLE
 
-    def reshard(self) -> None:
-        """Free the whole parameters; modules hold rows again."""
+    def reshard(self, *, but_near: bool = False) -> None:
+        """Free the whole parameters; modules hold rows again.
+
+        Args:
+            but_near: near ranks keep the whole among them for the backward.
+        """
         if self.state is State.SHARDED or self.memory is None:
             return
         if self.state is State.WHOLE:
             for parameter in self.parameters:
                 parameter.show_shard()
-        self.memory.free()
+        if but_near:
+            self.memory.free_but_near()
+        else:
+            self.memory.free()
         self.state = State.SHARDED
+
+    def forget_near(self) -> None:
+        """What near ranks keep is of the last forward, and no longer wanted."""
+        if self.near is not None and self.state is State.SHARDED and self.memory is not None:
+            self.memory.forget_near()
 
     # Gradients
 

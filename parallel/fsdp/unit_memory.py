@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .exchange import Exchange, Gather
+from .near_ranks import NearRanks
 from .shard_layout import ShardLayout
 
 _ALIGNMENT = 64
@@ -50,6 +51,12 @@ class UnitMemory(Protocol):
     def free(self) -> None:
         """Give ``wholes`` back; their contents are gone."""
 
+    def free_but_near(self) -> None:
+        """The same, but the next gather may be among near ranks, if the unit has any."""
+
+    def forget_near(self) -> None:
+        """The next gather is among all."""
+
 
 class ResidentMemory:
     """Nothing to fetch and nothing to free.
@@ -73,14 +80,27 @@ class ResidentMemory:
     def free(self) -> None:
         """It is other ranks' memory too."""
 
+    def free_but_near(self) -> None:
+        """It is other ranks' memory too."""
+
+    def forget_near(self) -> None:
+        """Everyone is near."""
+
 
 class GatheredMemory:
     """Whole tensors in one buffer that exists from the start of a gather until it is freed."""
 
     def __init__(
-        self, rows: list[Tensor], specs: Sequence[ParameterSpec], device: torch.device, exchange: Exchange
+        self,
+        rows: list[Tensor],
+        specs: Sequence[ParameterSpec],
+        device: torch.device,
+        exchange: Exchange,
+        near: NearRanks | None = None,
     ) -> None:
         self.rows = rows
+        self._near = near
+        self._kept: list[Tensor] | None = None  # this rank's pieces of the whole, between forward and backward
         self._layouts = [spec.layout for spec in specs]
         self._dtypes = [spec.compute_dtype for spec in specs]
         self._device = device
@@ -95,6 +115,9 @@ class GatheredMemory:
     def begin_gather(self) -> None:
         """Allocate, and let the pieces come."""
         self._buffer.untyped_storage().resize_(self._nbytes)
+        if self._near is not None and self._kept is not None:
+            self._gather = self._near.gather(self._kept, self._targets)
+            return
         pieces = [
             rows.to(device=self._device, dtype=dtype, non_blocking=True)
             for rows, dtype in zip(self.rows, self._dtypes, strict=True)
@@ -110,7 +133,18 @@ class GatheredMemory:
     def free(self) -> None:
         """Give the storage back."""
         self.finish_gather()
+        self._kept = None
         self._buffer.untyped_storage().resize_(0)
+
+    def free_but_near(self) -> None:
+        """Give the storage back and keep this rank's pieces of what was in it."""
+        self.finish_gather()
+        self._kept = self._near.pieces(self._targets) if self._near is not None else None
+        self._buffer.untyped_storage().resize_(0)
+
+    def forget_near(self) -> None:
+        """Give the pieces back as well."""
+        self._kept = None
 
 
 class ResidentExchange:

@@ -6,6 +6,7 @@ With ``recurse=True`` it says whether to look inside, with ``recurse=False`` whe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -48,6 +49,33 @@ def by_function(function: Callable[[nn.Module], bool]) -> WrapPolicy:
         return recurse or function(module)
 
     return policy
+
+
+def repeated_blocks(root: nn.Module, min_numel: int = 2**15) -> list[nn.Module]:
+    """What becomes units where nothing was chosen: a model's repeated blocks, outermost first.
+
+    Blocks are items of a ``ModuleList``, ``ModuleDict`` or ``Sequential`` with another item of the same class. Small
+    ones are left to the root: a gather costs more than they are worth.
+
+    Args:
+        root: the model.
+        min_numel: elements that a block has at least.
+    """
+    found: list[nn.Module] = []
+    _find_blocks(root, min_numel, found)
+    return list(dict.fromkeys(found))
+
+
+def _find_blocks(module: nn.Module, min_numel: int, found: list[nn.Module]) -> None:
+    children = list(module.children())
+    kinds = Counter(type(child) for child in children)
+    listed = isinstance(module, (*_CONTAINERS, nn.Sequential))
+    for child in children:
+        large = sum(parameter.numel() for parameter in child.parameters()) >= min_numel
+        if large and listed and kinds[type(child)] > 1 and not isinstance(child, _CONTAINERS):
+            found.append(child)
+        elif large:
+            _find_blocks(child, min_numel, found)
 
 
 def modules_to_shard(root: nn.Module, policy: WrapPolicy) -> list[nn.Module]:

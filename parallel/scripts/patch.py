@@ -7,6 +7,7 @@ then find our classes where they look for torch's. This module itself imports no
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -18,28 +19,39 @@ from typing import Any
 
 from dlaunch.ways import VARIABLE, Way, way_named
 
-# Where torch keeps each class, and under what names modules that were loaded before may hold it.
+# Where torch keeps each name; the last place is the one that defines it, or stands for that.
 _HOMES = {
     "DistributedDataParallel": ("torch.nn.parallel", "torch.nn.parallel.distributed"),
     "DataParallel": ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel"),
 }
-_ALIASES = {"DistributedDataParallel": ("DistributedDataParallel", "DDP"), "DataParallel": ("DataParallel", "DP")}
+_COMPOSABLE = ("torch.distributed._composable.fsdp", "torch.distributed._composable.fsdp.fully_shard")
+_FSDP_HOMES = {
+    "FullyShardedDataParallel": ("torch.distributed.fsdp", "torch.distributed.fsdp.fully_sharded_data_parallel"),
+    "fully_shard": (*_COMPOSABLE, "torch.distributed.fsdp"),
+    "FSDPModule": (*_COMPOSABLE, "torch.distributed.fsdp"),
+    "register_fsdp_forward_method": (*_COMPOSABLE, "torch.distributed.fsdp"),
+    "share_comm_ctx": ("torch.distributed.fsdp",),
+}
+# Under what other names modules that were loaded before may hold them.
+_ALIASES = {"DistributedDataParallel": "DDP", "DataParallel": "DP", "FullyShardedDataParallel": "FSDP"}
 
 
 def apply(way: str) -> None:
     """Put our classes under torch's names, now or when torch is imported; nothing for ``none``.
 
-    ``dp`` and ``ddp`` both exchange both classes: a script says itself which one it uses.
+    ``dp`` and ``ddp`` both exchange both classes: a script says itself which one it uses. ``fsdp`` exchanges torch's
+    FSDP1 and FSDP2 as well.
 
     Raises:
-        UsageError: an unknown way, or one that this version does not have.
+        UsageError: an unknown way.
     """
-    if way_named(way) is Way.NONE:
+    chosen = way_named(way)
+    if chosen is Way.NONE:
         return
     if _is_loaded(sys.modules.get("torch")):
-        put_in_place()
+        put_in_place(chosen)
     elif not any(isinstance(finder, _AfterTorch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterTorch())
+        sys.meta_path.insert(0, _AfterTorch(chosen))
 
 
 def apply_as_asked() -> None:
@@ -47,24 +59,42 @@ def apply_as_asked() -> None:
     apply(os.environ.get(VARIABLE, Way.NONE.value))
 
 
-def put_in_place() -> None:
+def put_in_place(way: Way = Way.DDP) -> None:
     """Exchange the classes; torch is loaded. A second time changes nothing."""
     from .. import DataParallel, DistributedDataParallel  # noqa: PLC0415  -- they import torch
 
     for name, ours in (("DistributedDataParallel", DistributedDataParallel), ("DataParallel", DataParallel)):
         theirs = getattr(sys.modules[_HOMES[name][-1]], name)
         if theirs is not ours:
-            _stand_in(name, theirs, ours)
+            if not issubclass(ours, theirs):
+                theirs.register(ours)  # torch's DistributedDataParallel is an abstract base class, through Joinable
+            _stand_in(name, _HOMES[name], theirs, ours)
+    if way is Way.FSDP:
+        _put_fsdp_in_place()
 
 
-def _stand_in(name: str, theirs: Any, ours: Any) -> None:
-    if not issubclass(ours, theirs):
-        theirs.register(ours)  # torch's DistributedDataParallel is an abstract base class, through Joinable
-    for home in _HOMES[name]:
-        setattr(sys.modules[home], name, ours)
+def _put_fsdp_in_place() -> None:
+    # torch's distributed checkpoint keeps torch's class: for models that are not of it, it takes the general way.
+    importlib.import_module("torch.distributed.checkpoint.state_dict")
+    for module in ("torch.distributed.fsdp", _COMPOSABLE[0]):
+        importlib.import_module(module)
+    from . import torch_fsdp  # noqa: PLC0415  -- it imports torch
+
+    for name, homes in _FSDP_HOMES.items():
+        ours = getattr(torch_fsdp, name)
+        found = [vars(sys.modules[home]).get(name) for home in reversed(homes) if home in sys.modules]
+        theirs = next((kept for kept in found if kept is not None), None)  # an older torch lacks some
+        if theirs is not None and theirs is not ours:
+            _stand_in(name, homes, theirs, ours)
+
+
+def _stand_in(name: str, homes: Sequence[str], theirs: Any, ours: Any) -> None:
+    for home in homes:
+        if home in sys.modules and getattr(sys.modules[home], name, None) is theirs:
+            setattr(sys.modules[home], name, ours)
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and not _is_ours_or_torchs(module.__name__):
-            for alias in _ALIASES[name]:
+            for alias in (name, _ALIASES.get(name, name)):
                 if vars(module).get(alias) is theirs:
                     setattr(module, alias, ours)
 
@@ -82,6 +112,9 @@ def _is_loaded(module: ModuleType | None) -> bool:
 class _AfterTorch(MetaPathFinder):
     """Finds torch as all others would, and exchanges the classes once its import has ended."""
 
+    def __init__(self, way: Way) -> None:
+        self._way = way
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -90,16 +123,16 @@ class _AfterTorch(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.loader is not None:
-            _call_after(spec.loader)
+            _call_after(spec.loader, self._way)
         return spec
 
 
-def _call_after(loader: Any) -> None:
+def _call_after(loader: Any, way: Way) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
         del loader.exec_module  # the loader is as it was
-        put_in_place()
+        put_in_place(way)
 
     loader.exec_module = exec_module

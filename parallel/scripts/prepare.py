@@ -43,15 +43,19 @@ def prepare(
     and calling it runs the data-parallel wrapper (``wrapper_of(model)``). It and the batches are moved to this
     process's device. Each loader yields this rank's share; see ``prepared_loader``.
 
+    For ``fsdp`` the model is sharded where it is, its repeated blocks first. Its parameters are rows from then on, which
+    the optimizer gets in the place of whole ones, and all ranks make state dicts together.
+
     Args:
         model: all ranks get the first rank's parameters and buffers.
         optimizer: holds parameters of the model; its state follows them to their device.
         loader: for training.
         more_loaders: for evaluation and the like, treated alike.
-        way: ``dp``, ``ddp`` or ``none``; what ``--parallel`` says if ``None``, else ``ddp`` under a launcher.
+        way: ``dp``, ``ddp``, ``fsdp`` or ``none``; what ``--parallel`` says if ``None``, else ``ddp`` under a launcher.
         device: where this process computes; its accelerator by local rank, or the CPU, if ``None``.
         timeout_s: of collectives.
-        options: for the wrapper, ``find_unused_parameters=True`` for instance.
+        options: for the wrapper, ``find_unused_parameters=True`` for instance; for ``fsdp`` those of ``fully_shard`` and
+            ``auto_wrap_policy``.
 
     Raises:
         UsageError: something cannot be prepared; the sentence says what to do.
@@ -64,6 +68,16 @@ def prepare(
             _check(model, optimizer)
             _place(model, optimizer, torch.device(device) if device is not None else device_of_this_process())
             return _as_given(route_through(model, partial(_data_parallel, options=options)), optimizer, loaders)
+        case Way.FSDP:
+            from .shard_in_place import check_unsharded, shard_in_place  # noqa: PLC0415  -- only what is used
+
+            here = torch.device(device) if device is not None else device_of_this_process()
+            _check(model, optimizer)
+            check_unsharded(model, optimizer)
+            join_process_group(here, timeout_s)
+            _place(model, None, here)
+            sharded = shard_in_place(model, optimizer, here, **options)
+            return _as_given(sharded, optimizer, _shared_out(loaders, here))
         case _:
             here = torch.device(device) if device is not None else device_of_this_process()
             _check(model, optimizer)

@@ -8,13 +8,12 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Work
 
+from ..collective_error import CollectiveError
+from .give_up import GiveUpMarks, WatchedWork
 
-class CollectiveFailed(RuntimeError):
-    """A reduction did not finish: a peer died, the network broke or the time was up.
-
-    Parameters are as they were before the backward; its gradients are invalid and were dropped.
-    """
+CollectiveFailed = CollectiveError  # the older name
 
 
 class Pending(Protocol):
@@ -38,6 +37,9 @@ class Transport(Protocol):
     def give_up(self) -> None:
         """Let the others know, where that is possible, that this rank will not take part any more."""
 
+    def watch(self, work: Work) -> Pending:
+        """A collective of the group whose waiters notice, where that is possible, that another rank gave up."""
+
     def close(self) -> None:
         """Give back what the transport holds. Buffers that it allocated stay valid."""
 
@@ -49,6 +51,7 @@ class TorchTransport:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
+        self._marks = GiveUpMarks(group) if dist.get_backend(group) == "gloo" else None
 
     def allocate(self, specs: Sequence[tuple[int, torch.dtype, torch.device]]) -> list[Tensor]:
         """Plain memory: every backend takes it."""
@@ -56,11 +59,16 @@ class TorchTransport:
 
     def all_reduce(self, flat: Tensor) -> Pending:
         """Begin; the handle is torch's ``Work``."""
-        work: Pending = dist.all_reduce(flat, group=self._group, async_op=True)
-        return work
+        return self.watch(dist.all_reduce(flat, group=self._group, async_op=True))
+
+    def watch(self, work: Work) -> Pending:
+        """Over gloo a mark in the group's store is looked for; elsewhere waiting is the backend's own affair."""
+        return work if self._marks is None else WatchedWork(work, self._marks)
 
     def give_up(self) -> None:
-        """Backends have no word for it: the others notice when this process ends, or when their time is up."""
+        """Over gloo leave a mark; with another backend the others notice when this process ends or time is up."""
+        if self._marks is not None:
+            self._marks.leave()
 
     def close(self) -> None:
         """Nothing is held: the group belongs to the user."""

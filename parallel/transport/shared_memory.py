@@ -7,38 +7,30 @@ second-level cache, and writes each sum to all of them. So every gradient is rea
 byte passes through a socket, and all ranks hold the same bits.
 
 Each rank owns two counters: ``filled`` (buckets that hold its gradients) and ``summed`` (buckets whose slice it has
-written). A counter is eight aligned bytes with one writer. Work is done by the thread that trains, when it starts a
-bucket and when it waits: another thread would compete with it for the processor and the interpreter.
-
-Counters order the data written before them only on processors that keep the order of stores (x86-64).
+written); see [Note: counters]. Work is done by the thread that trains, when it starts a bucket and when it waits:
+another thread would compete with it for the processor and the interpreter.
 """
 
 from __future__ import annotations
 
 import platform
 import sys
-import time
 from collections import deque
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Work
 
-from .base import CollectiveFailed, Pending, TorchTransport
+from .base import Pending, TorchTransport
 from .byte_gather import all_gather_bytes
-from .peers import Peers
+from .counters import FIRST_PLACE, HEADER_BYTES, Counters, timeout_of
 from .shared_segments import Segments, host_identity, map_segments
 
 PIECE_BYTES = 256 * 1024
 _ALIGNMENT = 64  # a cache line
-_HEADER_BYTES = 4096
-_FILLED, _SUMMED, _BROKEN = 8, 16, 24  # places in the header, in units of eight bytes, a cache line apart
-_SPINS = 200
-_YIELD_S = 0.0003  # yield the processor for so long before sleeping: ranks may outnumber processors
-_PAUSE_S = 0.0002
-_LIVENESS_INTERVAL_S = 0.05
-_DEFAULT_TIMEOUT_S = 1800.0
+_FILLED, _SUMMED = range(FIRST_PLACE, FIRST_PLACE + 16, 8)
 
 
 def can_share_memory(group: dist.ProcessGroup) -> bool:
@@ -61,11 +53,11 @@ class SharedMemoryTransport:
     def allocate(self, specs: Sequence[tuple[int, torch.dtype, torch.device]]) -> list[Tensor]:
         """Buffers in this rank's segment; all ranks call this together, with the same ``specs``."""
         sizes = [_aligned(numel * dtype.itemsize) for numel, dtype, _ in specs]
-        segments = map_segments(_HEADER_BYTES + sum(sizes), self._group)
+        segments = map_segments(HEADER_BYTES + sum(sizes), self._group)
         if segments is None:
             self.name = "torch"
             return self._fallback.allocate(specs)
-        self._arena = _Arena(segments, specs, dist.get_rank(self._group), _timeout_s(self._group))
+        self._arena = _Arena(segments, specs, dist.get_rank(self._group), timeout_of(self._group))
         return self._arena.buffers
 
     def all_reduce(self, flat: Tensor) -> Pending:
@@ -76,8 +68,13 @@ class SharedMemoryTransport:
 
     def give_up(self) -> None:
         """Ranks that wait for this one raise at once."""
+        self._fallback.give_up()
         if self._arena is not None:
             self._arena.give_up()
+
+    def watch(self, work: Work) -> Pending:
+        """As the process group's own transport does."""
+        return self._fallback.watch(work)
 
     def close(self) -> None:
         """Unmap as soon as no gradient lies there any more."""
@@ -90,10 +87,7 @@ class _Arena:
     def __init__(
         self, segments: Segments, specs: Sequence[tuple[int, torch.dtype, torch.device]], rank: int, timeout_s: float
     ) -> None:
-        self._peers = Peers(segments.pids)
-        self._rank = rank
-        self._timeout_s = timeout_s
-        self._counters = [memoryview(segment)[:_HEADER_BYTES].cast("q") for segment in segments.maps]
+        self._counters = Counters(segments, rank, timeout_s)
         self._queue: deque[tuple[int, int]] = deque()  # (number, bucket) that are not summed yet, oldest first
         self._started = 0
         everywhere = [_buffers(segment, specs) for segment in segments.maps]
@@ -105,21 +99,21 @@ class _Arena:
         """The bucket at ``flat`` is filled."""
         self._started += 1
         self._queue.append((self._started, self._bucket_at[flat.data_ptr()]))
-        self._counters[self._rank][_FILLED] = self._started
-        while self._queue and self._lagging(_FILLED, self._queue[0][0]) is None:
+        self._counters.set(_FILLED, self._started)
+        while self._queue and self._counters.all_have(_FILLED, self._queue[0][0]):
             self._sum_next()
         return _Ticket(self, self._started)
 
     def finish(self, number: int) -> None:
         """Return when the ``number``-th reduction is in place on this rank."""
         while self._queue and self._queue[0][0] <= number:
-            self._wait(_FILLED, self._queue[0][0])
+            self._counters.wait(_FILLED, self._queue[0][0])
             self._sum_next()
-        self._wait(_SUMMED, number)
+        self._counters.wait(_SUMMED, number)
 
     def give_up(self) -> None:
         """Leave a mark that those who wait will find."""
-        self._counters[self._rank][_BROKEN] = 1
+        self._counters.give_up()
 
     def _sum_next(self) -> None:
         number, bucket = self._queue.popleft()
@@ -128,43 +122,7 @@ class _Arena:
                 own.add_(other)
             for other in others:
                 other.copy_(own)
-        self._counters[self._rank][_SUMMED] = number
-
-    def _lagging(self, counter: int, number: int) -> int | None:
-        """A rank whose counter has not come so far."""
-        for rank, counters in enumerate(self._counters):
-            if counters[counter] < number:
-                return rank
-        return None
-
-    def _wait(self, counter: int, number: int) -> None:
-        for _ in range(_SPINS):
-            if self._lagging(counter, number) is None:
-                return
-        began = looked = time.monotonic()
-        pause = 0.0
-        while (rank := self._lagging(counter, number)) is not None:
-            time.sleep(pause)
-            now = time.monotonic()
-            pause = 0.0 if now - began < _YIELD_S else _PAUSE_S
-            if now - looked > _LIVENESS_INTERVAL_S:
-                looked = now
-                self._check_alive(counter, number)
-            if now - began > self._timeout_s:
-                self._break(f"rank {rank} did not come within {self._timeout_s:g} s")
-
-    def _check_alive(self, counter: int, number: int) -> None:
-        dead = self._peers.first_dead()
-        # Whoever ended after it had done its part is not missed; its counter was written before it ended.
-        if dead is not None and self._counters[dead[0]][counter] < number:
-            self._break(f"rank {dead[0]} (process {dead[1]}) has died")
-        for rank, counters in enumerate(self._counters):
-            if counters[_BROKEN]:
-                self._break(f"rank {rank} gave up: its error says why")
-
-    def _break(self, reason: str) -> None:
-        self.give_up()
-        raise CollectiveFailed(reason)
+        self._counters.set(_SUMMED, number)
 
 
 class _Ticket:
@@ -184,7 +142,7 @@ def _aligned(size: int) -> int:
 
 
 def _buffers(segment: object, specs: Sequence[tuple[int, torch.dtype, torch.device]]) -> list[Tensor]:
-    buffers, offset = [], _HEADER_BYTES
+    buffers, offset = [], HEADER_BYTES
     for numel, dtype, _ in specs:
         if numel:
             buffers.append(torch.frombuffer(segment, dtype=dtype, count=numel, offset=offset))
@@ -206,9 +164,3 @@ def _pieces(everywhere: Sequence[Tensor], rank: int) -> list[tuple[Tensor, list[
         views = [buffer[begin : min(end, begin + step)] for buffer in everywhere]
         pieces.append((views[rank], [view for other, view in enumerate(views) if other != rank]))
     return pieces
-
-
-def _timeout_s(group: dist.ProcessGroup) -> float:
-    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
-    timeout = getattr(options, "_timeout", None)
-    return timeout.total_seconds() if timeout is not None else _DEFAULT_TIMEOUT_S

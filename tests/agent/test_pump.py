@@ -9,6 +9,8 @@ import re
 import selectors
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from dlaunch.agent.console import Stream
 from dlaunch.agent.layout import AttemptFiles, RunDirectory, WorkerFiles
 from dlaunch.agent.pump import CHUNK_BYTES, PIPE_BYTES, OutputPump
+from dlaunch.agent.writer import FileWriter
 from dlaunch.environ import Place
 from dlaunch.spec import JobSpec, OutputSpec, Program, ProgramKind, StreamMap, Streams
 
@@ -330,7 +333,7 @@ def test_a_rank_that_floods_gets_no_more_than_its_share_of_a_turn(tmp_path: Path
         os.write(other[0], b"alone\n")
         job.turn()
         assert job.screen.lines_of(1) == [b"alone"]
-        assert len(job.log(0)) == min(CHUNK_BYTES, size // 6 * 6)
+        assert len(job.screen.lines_of(0)) == min(CHUNK_BYTES, size // 6 * 6) // 6
         for end in (*first, *other):
             os.close(end)
 
@@ -388,6 +391,96 @@ def test_a_log_file_that_cannot_be_opened_is_told_and_the_job_goes_on(tmp_path: 
     pump.close_all()
     assert screen.lines_of(0) == [b"one"]
     assert [notice.startswith(f"{tmp_path}/file/stdout.log cannot be opened") for notice in screen.notices] == [True]
+
+
+def hang(path: Path | None) -> Path:
+    """Put a named pipe, which takes some bytes and then hangs, in the place of a log file."""
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    return path
+
+
+def read_all(path: Path, size: int) -> bytes:
+    found = b""
+    with path.open("rb", buffering=0) as file:
+        while len(found) < size:
+            found += file.read(1 << 20)
+    return found
+
+
+def write_until_full(end: int, job: Job) -> bytes:
+    """Write as a worker that floods does, until nothing is carried any more; what was written."""
+    os.set_blocking(end, False)
+    written = bytearray()
+    while True:
+        try:
+            written += b"%015d\n" % len(written) * 256
+            os.write(end, written[-4096:])
+        except BlockingIOError:
+            del written[-4096:]
+            before = fcntl.ioctl(end, termios.FIONREAD, b"\0\0\0\0")
+            job.turn()
+            if fcntl.ioctl(end, termios.FIONREAD, b"\0\0\0\0") == before:
+                return bytes(written)
+
+
+def test_a_log_file_that_hangs_holds_up_only_the_worker_that_floods_it_and_loses_nothing(tmp_path: Path) -> None:
+    with job_in(tmp_path) as job:
+        job.pump = OutputPump(OutputSpec(), job.screen, job.selector, FileWriter(8 << 20))
+        hung = hang(job.directory.worker(0, 0).stdout)
+        flood, other = job.open(0), job.open(1)
+        written = write_until_full(flood[0], job)
+        assert len(written) > (8 << 20) // 4, "its share was held"
+        for number in range(100):
+            os.write(other[0], b"%d\n" % number)
+            job.turn()
+        assert job.screen.lines_of(1) == [b"%d" % number for number in range(100)]
+        found: list[bytes] = []
+        reader = threading.Thread(target=lambda: found.append(read_all(hung, len(written))))
+        reader.start()
+        job.run_until(lambda: not reader.is_alive())
+        for end in (*flood, *other):
+            os.close(end)
+        job.run_to_the_end()
+        assert found == [written]
+        assert b"\n".join(job.screen.lines_of(0)) + b"\n" == written
+        assert job.log(1) == b"".join(b"%d\n" % number for number in range(100))
+        assert job.screen.notices == []
+
+
+def test_an_attempt_ends_although_a_log_file_hangs_and_the_file_is_named(tmp_path: Path) -> None:
+    with job_in(tmp_path) as job:
+        job.pump = OutputPump(OutputSpec(), job.screen, job.selector, FileWriter(1 << 20))
+        before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        hung = hang(job.directory.worker(0, 0).stdout)
+        flood, other = job.open(0), job.open(1)
+        written = write_until_full(flood[0], job)
+        os.write(other[0], b"behind it\n")
+        for end in (*flood, *other):
+            os.close(end)
+        job.pump.drain(0)
+        job.pump.close_all(wait_s=0.1)
+        assert b"\n".join(job.screen.lines_of(0)) + b"\n" == written, "the console has it all"
+        assert not job.selector.get_map()
+        (notice,) = job.screen.notices
+        assert notice.startswith(f"{hung} and 1 more cannot be completed: the file system does not answer")
+        assert read_all(hung, len(written)) == written
+        job.pump.close_all(wait_s=DEADLINE_S)
+        assert job.log(1) == b"behind it\n"
+        assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_the_end_of_an_attempt_need_not_wait_for_the_files(tmp_path: Path) -> None:
+    with job_in(tmp_path) as job:
+        hung = hang(job.directory.worker(0, 0).stdout)
+        stdout, stderr = job.open(0)
+        os.write(stdout, b"x" * 100_000)
+        os.close(stdout)
+        os.close(stderr)
+        job.pump.close_all(wait_s=0)
+        assert job.screen.notices == []
+        assert read_all(hung, 100_000) == b"x" * 100_000
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def bad(arguments: str, code: int, sentence: str, environ: dict[str, str] | None
 
 NUMBER = "Give a whole number, 0 or more."
 SECONDS = "Give a number of seconds, 0 or more."
+OF_OURS = "g-wx,o=" if os.geteuid() == 0 else "go="  # what a file loses that others must not read
 MAP = "Give 0, 1, 2 or 3 for all workers, or LOCAL_RANK:VALUE,..., for instance 0:3,1:2."
 WORKERS = "Give a number, 1 or more, or auto, cpu, gpu or xpu."
 
@@ -135,6 +136,89 @@ MISTAKES = [
         "PET_STANDALONE is 'perhaps'. Give 1, true, yes or on; or 0, false, no or off.",
         {"PET_STANDALONE": "perhaps"},
     ),
+    # several nodes
+    bad(
+        "--nnodes 2:4 train.py",
+        2,
+        "--nnodes is '2:4', but nothing says where the nodes meet. "
+        "Give --rdzv-endpoint HOST[:PORT],...: one of the nodes or the members of an etcd, the same on all.",
+    ),
+    bad(
+        "train.py",
+        2,
+        "PET_NNODES is '2', but nothing says where the nodes meet. "
+        "Give --rdzv-endpoint HOST[:PORT]: one of the nodes, the same on all.",
+        {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d"},
+    ),
+    bad(
+        "--nnodes 2 --rdzv-backend etcd train.py",
+        2,
+        "--nnodes is '2', but nothing says where the nodes meet. "
+        "Give --rdzv-endpoint HOST[:PORT],...: the members of the etcd.",
+    ),
+    bad(
+        "--nnodes 2 --node-rank 1 train.py",
+        2,
+        "--nnodes is '2', but nothing says where the nodes meet. "
+        "Give --master-addr, the address of the node with --node-rank 0, the same on all.",
+    ),
+    bad("--nnodes 2 --standalone train.py", 2, "--standalone is for one node, and --nnodes is '2'. Leave one out."),
+    bad(
+        "--nnodes 2 --node-rank 2 --master-addr node0 train.py",
+        2,
+        "--node-rank is '2'. There are 2 nodes, so give 0 to 1.",
+    ),
+    bad(
+        "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint localhost:0 train.py",
+        2,
+        "--rdzv-endpoint is 'localhost:0'. Several nodes need a port that all know: give one above 0.",
+    ),
+    bad(
+        "--nnodes 2 --rdzv-endpoint e1,e2 train.py",
+        2,
+        "Nodes that meet in an etcd need a name for their run. Give --rdzv-id, the same on all.",
+    ),
+    bad(
+        "--nnodes 2 --rdzv-endpoint https://e1:2379 train.py",
+        2,
+        "--rdzv-endpoint is 'https://e1:2379'. Leave http:// out; for TLS, leave https:// out and give --rdzv-ca.",
+    ),
+    bad(
+        "--nnodes 2 --rdzv-endpoint root:secret@e1:2379 train.py",
+        2,
+        "--rdzv-endpoint names a user. Give HOST:PORT alone, with --rdzv-user and --rdzv-password-file.",
+    ),
+    bad("--rdzv-password secret train.py", 2, "There is no flag --rdzv-password. Did you mean --rdzv-password-file?"),
+    bad(
+        "--nnodes 2 --rdzv-endpoint e1:2379 --rdzv-id a --rdzv-user root train.py",
+        2,
+        "--rdzv-user is 'root', but there is no password. Give --rdzv-password-file, or set DLAUNCH_RDZV_PASSWORD.",
+    ),
+    bad(
+        "--rdzv-conf join_timeot=60 train.py",
+        2,
+        "--rdzv-conf has no key 'join_timeot'. Did you mean join_timeout?",
+    ),
+    bad(
+        "--rdzv-conf join_timeout=long train.py",
+        2,
+        "--rdzv-conf join_timeout is 'long'. Give a number of seconds, more than 0.",
+    ),
+    bad(
+        "--nnodes 2 --rdzv-endpoint e1:2379 --rdzv-id a --rdzv-ca nowhere.pem train.py",
+        78,
+        "--rdzv-ca 'nowhere.pem' cannot be used: no such file or directory. Give a PEM file.",
+    ),
+    bad(
+        "--nnodes 2 --rdzv-endpoint e1:2379 --rdzv-id a --rdzv-ca train.py train.py",
+        78,
+        "--rdzv-ca 'train.py' cannot be used: it is not PEM. Give a PEM file.",
+    ),
+    bad(
+        "--nnodes 2 --rdzv-endpoint e1:2379 --rdzv-id a --rdzv-user root --rdzv-password-file train.sh train.py",
+        78,
+        "The password file 'train.sh' cannot be used: others can read or change it. Say: chmod {open} train.sh.",
+    ),
     # contradictions
     bad("-m --no-python train", 2, "-m/--module cannot stand with --no-python. Leave one of them out."),
     bad("--no-python --no-use-env ls", 2, "--no-use-env cannot stand with --no-python. Leave one of them out."),
@@ -145,15 +229,9 @@ MISTAKES = [
     ),
     # what is to come
     bad(
-        "--nnodes 2:4 train.py",
+        "--nnodes 2 --rdzv-endpoint node0 train.py",  # gone as soon as the agent runs several nodes
         78,
-        "--nnodes is '2:4', but this version does not run several nodes yet. Give --nnodes 1.",
-    ),
-    bad(
-        "train.py",
-        78,
-        "PET_NNODES is '2', but this version does not run several nodes yet. Give --nnodes 1.",
-        {"PET_NNODES": "2"},
+        "This version does not run several nodes yet. Give --nnodes 1.",
     ),
     bad(
         "--numa-binding node train.py",
@@ -241,8 +319,24 @@ def test_a_mistake_is_not_told_in_its_sentence(
         monkeypatch.setenv(name, value)
     assert main(arguments) == code
     out, err = capfd.readouterr()
-    assert err == f"dlaunch: {sentence.replace('{here}', str(here))}\n"
+    assert err == f"dlaunch: {sentence.replace('{here}', str(here)).replace('{open}', OF_OURS)}\n"
     assert out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--nnodes 2 --rdzv-endpoint e1:2379 --rdzv-id a train.py",  # no user
+        "--nnodes 2 --rdzv-endpoint e1:2379 --rdzv-id a --rdzv-user root nowhere.py",
+        "--nnodes 2 --rdzv-endpoint e1:2379 --rdzv-id a --rdzv-user root --rdzv-ca nowhere train.py",
+    ],
+)
+def test_a_password_is_shown_with_a_mistake(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    monkeypatch.setenv("DLAUNCH_RDZV_PASSWORD", "hunter2")
+    assert main(["--summary-json", "out.json", *arguments.split()]) in (2, 66, 78)
+    assert "hunter2" not in capfd.readouterr().err + (here / "out.json").read_text()
 
 
 def test_a_control_character_of_a_name_reaches_the_terminal(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -126,4 +126,5 @@ def test_a_start_imports_what_only_some_runs_need() -> None:
         "shutil",
     }
     heavy |= {"dlaunch.agent.run", "dlaunch.launcher.report", "dlaunch.launcher.summary", "dlaunch.launcher.mistakes"}
+    heavy |= {"dlaunch.rendezvous_spec", "dlaunch.launcher.nodes", "dlaunch.launcher.endpoints"}
     assert heavy.isdisjoint(loaded.stdout.split())

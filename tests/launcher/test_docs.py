@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,12 @@ import pytest
 from dlaunch.errors import ExitCode
 from dlaunch.launcher.main import command_line
 from dlaunch.launcher.options import BY_SPELLING, OPTIONS, Option, normalize
+from dlaunch.launcher.rdzv_conf import KEYS, WITHOUT_EFFECT
+from dlaunch.launcher.specify import specify
+from dlaunch.rendezvous_spec import PASSWORD_VARIABLE
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+HOW_TO = REFERENCE.parent / "how-to"
 PAGES = sorted(REFERENCE.glob("*.md"))
 NOT_OURS = {"--help", "--version", "--local-rank"}  # common to all commands; handed to the script
 EXAMPLES = {"--log"}  # what torchrun would take for an abbreviation
@@ -49,7 +54,21 @@ OF_THE_LIBRARY = {"DLAUNCH_DDP_TRANSPORT", "DLAUNCH_FSDP_TRANSPORT"}
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_names_a_variable_that_does_not_exist(page: Path) -> None:
     named = set(re.findall(r"\b(?:PET|DLAUNCH)_[A-Z_]+\b", page.read_text()))
-    assert named <= {variable for option in OPTIONS for variable in option.variables} | OF_THE_LIBRARY
+    known = {variable for option in OPTIONS for variable in option.variables}
+    assert named <= known | OF_THE_LIBRARY | {PASSWORD_VARIABLE}
+
+
+def test_a_key_of_rdzv_conf_is_not_in_the_reference() -> None:
+    section = read("cli.md").partition("### The keys of")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    told = [key for row in rows for key in re.findall(r"`(\w+)`", row.split(" | ")[0])]
+    assert sorted(told) == sorted(KEYS)
+    without_effect = [key for row in rows if "no effect" in row.lower() for key in re.findall(r"`(\w+)`", row[:40])]
+    assert set(WITHOUT_EFFECT) <= set(without_effect)
+
+
+def test_the_password_is_not_in_the_reference() -> None:
+    assert f"| `{PASSWORD_VARIABLE}` |" in read("environment.md")
 
 
 def test_a_command_is_not_in_the_reference() -> None:
@@ -66,6 +85,28 @@ def test_an_exit_code_is_not_in_the_reference() -> None:
 def test_a_link_leads_nowhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).is_file(), target
+
+
+def commands(page: Path) -> list[str]:
+    """What a page tells to type after `dlaunch`, a line each."""
+    text = page.read_text().replace("\\\n", " ")
+    typed = re.findall(r"^(?:srun [^\n]*?)?dlaunch +(-[^\n]*\.py[^\n]*)$", text, re.MULTILINE)
+    listed = re.findall(r"^command: \[dlaunch, (.*)\]$", text, re.MULTILINE)
+    return typed + [words.replace(",", "") for words in listed]
+
+
+@pytest.mark.parametrize("page", sorted(HOW_TO.glob("*.md")), ids=lambda page: page.name)
+def test_a_command_of_a_page_is_refused(page: Path) -> None:
+    for command in commands(page):
+        words = shlex.split(re.sub(r"\$\w+", "4", command))
+        given = dict(command_line().commands["run"].make_context("dlaunch", words).params)
+        script = given.pop("command")
+        spec = specify(given, script, {PASSWORD_VARIABLE: ""}, interpreter="python", new_run_id="new")
+        assert (spec.rendezvous is not None) == ("--nnodes" in command), command
+
+
+def test_the_page_on_many_nodes_shows_no_commands() -> None:
+    assert len(commands(HOW_TO / "many-nodes.md")) > 5
 
 
 def test_a_variable_that_a_worker_sees_is_not_in_the_reference() -> None:

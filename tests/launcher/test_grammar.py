@@ -9,8 +9,11 @@ import pytest
 
 from dlaunch.errors import UsageError
 from dlaunch.launcher import grammar
+from dlaunch.launcher.endpoints import parse_endpoints
+from dlaunch.launcher.nodes import join_policy
+from dlaunch.launcher.rdzv_conf import key_prefix
 from dlaunch.launcher.settings import Setting
-from dlaunch.spec import StreamMap, Streams
+from dlaunch.spec import JoinPolicy, StreamMap, Streams
 
 TAKEN: list[tuple[Callable[[Setting], object], str, object]] = [
     (grammar.whole_number, "0", 0),
@@ -53,15 +56,23 @@ TAKEN: list[tuple[Callable[[Setting], object], str, object]] = [
     (grammar.host, "node-0.cluster", "node-0.cluster"),
     (grammar.host, "[::1]", "::1"),
     (grammar.host, "::1", "::1"),
-    (grammar.endpoint, "", None),
-    (grammar.endpoint, "node0", ("node0", None)),
-    (grammar.endpoint, "node0:29400", ("node0", 29400)),
-    (grammar.endpoint, "localhost:0", ("localhost", 0)),
-    (grammar.endpoint, "[::1]:29400", ("::1", 29400)),
-    (grammar.endpoint, "[fe80::1]", ("fe80::1", None)),
+    (parse_endpoints, "", ()),
+    (parse_endpoints, "node0", (("node0", None),)),
+    (parse_endpoints, "node0:29400", (("node0", 29400),)),
+    (parse_endpoints, "localhost:0", (("localhost", 0),)),
+    (parse_endpoints, "[::1]:29400", (("::1", 29400),)),
+    (parse_endpoints, "[fe80::1]", (("fe80::1", None),)),
+    (parse_endpoints, "e1:2379, e2,[::1]:2379", (("e1", 2379), ("e2", None), ("::1", 2379))),
+    (parse_endpoints, "e1:2379,e2:2379,e1:2379", (("e1", 2379), ("e2", 2379))),
     (grammar.configuration, "", ()),
     (grammar.configuration, "timeout=900, is_host = 1", (("timeout", "900"), ("is_host", "1"))),
     (grammar.configuration, "url=a=b", (("url", "a=b"),)),
+    (join_policy, "now", (JoinPolicy.NOW, 0.0)),
+    (join_policy, "0", (JoinPolicy.NOW, 0.0)),
+    (join_policy, "at-restart", (JoinPolicy.AT_RESTART, 0.0)),
+    (join_policy, "2.5", (JoinPolicy.SETTLE, 2.5)),
+    (key_prefix, "/dlaunch", "/dlaunch"),
+    (key_prefix, "team/jobs/", "/team/jobs"),
 ]
 
 REFUSED: list[tuple[Callable[[Setting], object], str]] = [
@@ -81,7 +92,13 @@ REFUSED: list[tuple[Callable[[Setting], object], str]] = [
     *[(grammar.signals, text) for text in ("", "TERM", "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGSEGV", "SIGTERM,", "15")],
     *[(grammar.port, text) for text in ("-1", "65536", "http", "1.0", "123456")],
     *[(grammar.host, text) for text in ("a b", "http://node0", "a/b")],
-    *[(grammar.endpoint, text) for text in ("node0:port", "node0:65536", "a b:1", ":29400", "[]:1", "node0:")],
+    *[
+        (parse_endpoints, text)
+        for text in ("node0:port", "node0:65536", "a b:1", ":29400", "[]:1", "node0:", "a,,b", ",", "e1;e2")
+    ],
+    *[(parse_endpoints, text) for text in ("::1", "fe80::1:2379", "http://e1:2379", "e1:2379,https://e2:2379")],
+    *[(join_policy, text) for text in ("", "later", "-1", "nan", "inf", "30s")],
+    *[(key_prefix, text) for text in ("", "/", "//", "a//b", "a\nb")],
     *[(grammar.configuration, text) for text in ("a", "a=", "=b", "a=1,,b=2", ",")],
 ]
 
@@ -97,6 +114,17 @@ def test_a_malformed_value_is_taken(parse: Callable[[Setting], object], text: st
         parse(Setting(text, "PET_FLAG"))
     assert refusal.value.sentence == f"PET_FLAG is {text!r}."
     assert refusal.value.fix
+
+
+def test_an_endpoint_is_not_written_as_others_read_it() -> None:
+    written = [each.at(2379) for each in parse_endpoints(Setting("e1,e2:4000,[::1],[::2]:1", "--flag"))]
+    assert written == ["e1:2379", "e2:4000", "[::1]:2379", "[::2]:1"]
+
+
+def test_the_password_in_an_endpoint_is_shown() -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_endpoints(Setting("root:secret@e1:2379", "--rdzv-endpoint"))
+    assert "secret" not in str(refusal.value)
 
 
 def test_streams_of_a_map_are_not_those_of_the_local_rank() -> None:

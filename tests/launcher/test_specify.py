@@ -131,6 +131,9 @@ def test_dev_null_keeps_files() -> None:
         ({"rdzv_backend": "etcd", "rdzv_endpoint": "etcd"}, ("127.0.0.1", 0)),
         ({"rdzv_backend": "etcd-v2", "rdzv_conf": "protocol=https"}, ("127.0.0.1", 0)),
         ({"standalone": True, "master_port": "29500", "rdzv_endpoint": "node0:1"}, ("127.0.0.1", 0)),
+        ({"rdzv_endpoint": "e1:2379"}, ("127.0.0.1", 0)),  # an etcd, which one node does not need
+        ({"rdzv_endpoint": "e1,e2,e3"}, ("127.0.0.1", 0)),
+        ({"rdzv_backend": "static", "rdzv_endpoint": "node0:2379"}, ("node0", 2379)),
     ],
 )
 def test_workers_meet_elsewhere_than_under_torchrun(given: dict[str, str | bool], meeting: tuple[str, int]) -> None:
@@ -161,9 +164,6 @@ def test_the_grace_period_of_torch_is_not_honoured() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"nnodes": "2"},
-        {"nnodes": "1:2"},
-        {"nnodes": "2", "rdzv_backend": "etcd", "rdzv_endpoint": "etcd:2379"},
         {"numa_binding": "node"},
         {"logs_specs": "mine"},
         {"event_log_handler": "console"},
@@ -193,6 +193,14 @@ def test_a_harmless_value_is_refused(given: dict[str, str | bool]) -> None:
         ({"log_dir": "/dev/null", "duplicate_stdout_filters": "a"}, "--duplicate-stdout-filters is 'a'."),
         ({"node_rank": "1"}, "--node-rank is '1'."),
         ({"rdzv_backend": "zookeeper"}, "--rdzv-backend is 'zookeeper'."),
+        ({"rdzv_backend": "static", "rdzv_endpoint": "a:1,b:1"}, "--rdzv-endpoint is 'a:1,b:1'."),
+        ({"rdzv_conf": "join_timeot=60"}, "--rdzv-conf has no key 'join_timeot'."),
+        ({"join": "later"}, "--join is 'later'."),
+        ({"lease_ttl": "1.9"}, "--lease-ttl is '1.9'."),
+        ({"outage_limit": "-1"}, "--outage-limit is '-1'."),
+        ({"rdzv_timeout": "0"}, "--rdzv-timeout is '0'."),
+        ({"max_node_failures": "0"}, "--max-node-failures is '0'."),
+        ({"cool_down": "soon"}, "--cool-down is 'soon'."),
         ({"numa_binding": "moon"}, "--numa-binding is 'moon'."),
         ({"monitor_interval": "nan"}, "--monitor-interval is 'nan'."),
         ({"start_method": "magic"}, "--start-method is 'magic'."),

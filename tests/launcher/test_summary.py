@@ -117,7 +117,7 @@ def test_a_summary_that_cannot_be_written_changes_the_end(tmp_path: Path, capsys
     ("words", "code"),
     [
         (["--summary-json", "out.json", "nowhere.py"], 66),
-        (["--summary-json=out.json", "--nnodes", "2", "nowhere.py"], 78),
+        (["--summary-json=out.json", "--detach", "nowhere.py"], 78),
         (["--summary-json", "out.json", "--bogus", "nowhere.py"], 2),
         (["--summary-json", "out.json"], 2),
     ],

@@ -20,26 +20,49 @@ class Output:
     extra: list[Tensor]
 
 
+class Squash(nn.Module):
+    """Into the unit disk; tanh has poles among the complex numbers."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs / (1 + inputs.abs())
+
+
 class Everything(nn.Module):
     """Dense, shared, sparse, complex, float64, zero-size, frozen and unused parameters, and running statistics."""
 
-    def __init__(self, *, sparse: bool = True, unused: bool = False, recompute: bool | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        sparse: bool = True,
+        unused: bool = False,
+        recompute: bool | None = None,
+        norm: bool = True,
+        dtype: torch.dtype = torch.float32,
+        depth: int = 3,
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(11, WIDTH, sparse=sparse)
+        real = torch.float32 if dtype.is_complex else dtype  # torch differentiates no complex embedding
+        self.embedding = nn.Embedding(11, WIDTH, sparse=sparse, dtype=real)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 9), nn.Tanh(), nn.Linear(9, WIDTH)) for _ in range(3)
+            nn.Sequential(
+                nn.Linear(WIDTH, 9, dtype=dtype),
+                Squash() if dtype.is_complex else nn.Tanh(),
+                nn.Linear(9, WIDTH, dtype=dtype),
+            )
+            for _ in range(depth)
         )
-        self.tied = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.norm = nn.BatchNorm1d(WIDTH)
+        self.tied = nn.Linear(WIDTH, WIDTH, bias=False, dtype=dtype)
+        self.norm = nn.BatchNorm1d(WIDTH, dtype=dtype) if norm else nn.Identity()
         self.rotation = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64))
         self.exact = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
         self.nothing = nn.Parameter(torch.randn(0, 3))
-        self.frozen = nn.Parameter(torch.randn(WIDTH), requires_grad=False)
+        self.frozen = nn.Parameter(torch.randn(WIDTH).to(dtype), requires_grad=False)
         self.unused = nn.Linear(WIDTH, 3) if unused else None
         self.recompute = recompute
 
     def forward(self, inputs: Tensor) -> Output:
         tokens = (inputs.abs().sum(dim=1) * 10).long() % 11
+        inputs = inputs.to(self.tied.weight.dtype)
         hidden = self.tied(inputs) + self.embedding(tokens)
         for block in self.blocks:
             hidden = hidden + self._run(block, hidden)

@@ -97,6 +97,7 @@ class Driver:
         inherited: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: int = subprocess.DEVNULL,
+        hold: Sequence[int] = (),
     ) -> None:
         self._command = list(command)
         self._ids = iter(range(1_000_000))
@@ -118,6 +119,8 @@ class Driver:
             frames.send(
                 self.guard_socket, {**start, "preload": list(preload), "defaults": torch}, [starter_end.fileno()]
             )
+            for fd in hold:
+                frames.send(self.guard_socket, {"kind": "hold"}, [fd])
         self.starter_pid: int = self.guard_says("starter_started")["pid"]
 
     def __enter__(self) -> Driver:

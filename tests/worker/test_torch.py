@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dlaunch.clock import now
+
 from .driver import Driver, Worker
 from .marked import wait_until_gone
 from .twins import BASIC, Surroundings, run_in
@@ -143,3 +145,19 @@ def test_the_store_dies_with_the_starter(tmp_path: Path) -> None:
         assert wait_until_gone([meeting.pid]) == []
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", meeting.port)) != 0
+
+
+def test_the_store_dies_at_the_deadline_and_the_next_round_meets_again(warm: Warm) -> None:
+    warm.stage("torch_meeting.py")
+    meeting = Round(warm.driver, 3000)
+    warm.driver.ask({"kind": "deadline", "at": now()})
+    warm.driver.starter_says("overdue")
+    assert wait_until_gone([meeting.pid]) == []
+    assert warm.driver.starter_says("exited", meeting.store_id)["status"] == signal.SIGKILL
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", meeting.port)) != 0
+    warm.driver.ask({"kind": "deadline", "at": now() + 1000.0})
+    workers = Round(warm.driver, 3010).workers(["tcp"])
+    assert [worker.out.all() for worker in workers] == [b"3.0 False\n"] * 2, workers[0].err.all().decode()
+    assert warm.driver.sweep() == []
+    warm.driver.ask({"kind": "deadline", "at": None})

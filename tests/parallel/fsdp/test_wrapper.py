@@ -107,8 +107,8 @@ def test_the_norm_over_all_ranks_is_that_of_the_plain_model_for_each_kind(world_
 
 
 def refuses(rank: int) -> None:
-    with pytest.raises(TypeError, match="unexpected argument 'shards'"):
-        FullyShardedDataParallel(net(), shards=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shards'"):
+        FullyShardedDataParallel(net(), shards=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="HYBRID_SHARD needs"):
         FullyShardedDataParallel(net(), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
 

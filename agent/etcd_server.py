@@ -1,0 +1,307 @@
+"""The private etcd of a run that has no etcd of its own: one node, the owner of ``--rdzv-endpoint``, runs it.
+
+It lives as long as that node's agent and is kept in memory as far as etcd can: nothing of it survives, and nobody waits
+for a disk. Its parent is a small process (worker/keeper.py) which ends it, and removes its files, however the agent
+ends.
+
+It listens for clients on the endpoint's address and port only, without authentication, as the store of torchrun's c10d
+backend does. Other members it has none: for these it listens on a Unix socket in a private directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+import dlaunch
+from dlaunch import frames
+from dlaunch.clock import now
+from dlaunch.errors import ConfigurationError
+
+from .etcd_binary import find_etcd
+
+STOP_S = 5.0  # how long the keeper may take to end etcd and remove its files
+LOOK_AGAIN_S = 0.02  # at the connections of others: there is no event for their end
+LOG_NAME = "etcd.log"
+_KEEPER = Path(dlaunch.__file__).parent / "worker" / "keeper.py"
+_PEERS = "unix://peers:0"  # a socket in etcd's working directory, which is private
+_ESTABLISHED = "01"  # source: linux/tcp_states.h
+_KEPT_VARIABLE = "ETCD_UNSUPPORTED_ARCH"  # without which etcd refuses to run on some processors
+# Variables, not flags: an etcd that does not know one of them goes on. No disk is waited for, and nothing but gRPC is
+# spoken: a web page that somebody opens on this host must not reach it.
+_WISHES = {"ETCD_UNSAFE_NO_FSYNC": "true", "ETCD_ENABLE_GRPC_GATEWAY": "false", "ETCD_LOGGER": "zap"}
+_COMPACTION = {"ETCD_AUTO_COMPACTION_MODE": "periodic", "ETCD_AUTO_COMPACTION_RETENTION": "10m"}
+
+
+class AlreadyServed(NamedTuple):
+    """Something else listens at the endpoint: most likely the etcd of another agent of the run on this host."""
+
+    address: str
+
+
+class EtcdState(Enum):
+    """How far a private etcd is."""
+
+    STARTING = "starting"
+    READY = "ready"
+    ALREADY_SERVED = "already served"  # another was faster: be its client
+    ENDED = "ended"  # after it was ready; its data are lost
+
+
+class EtcdServer:
+    """One private etcd, from its start to its end.
+
+    ``socket`` becomes readable when `state` has something new to tell; at ENDED and ALREADY_SERVED it stays so.
+    """
+
+    def __init__(self, place: tuple[str, int], command: list[str], log: Path | None) -> None:
+        self.address = _host_port(*place)
+        self.socket, keepers_end = socket.socketpair()
+        self._place = place
+        self._state = EtcdState.STARTING
+        self._reader = frames.FrameReader()
+        self._directory: str | None = None  # of the keeper's; for us to remove where the keeper was killed
+        self._log = os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600) if log else _unnamed_file()
+        with keepers_end:
+            keepers_end.set_inheritable(True)
+            keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(keepers_end.fileno())]
+            self._keeper_pid = os.posix_spawn(keeper[0], keeper, os.environ, setsid=True)
+            start = {"kind": "start", "command": command, "environment": _environment()}
+            frames.send(self.socket, {**start, "temporary": tempfile.gettempdir()}, [self._log])
+
+    @classmethod
+    def start(cls, host: str, port: int, log_directory: Path | None) -> EtcdServer | AlreadyServed:
+        """Start an etcd for clients that connect to ``host:port``; it is not ready yet.
+
+        Raises ConfigurationError where there is no etcd to run, or the address is not of this host.
+        """
+        place = (_listening_address(host), port)
+        if _is_taken(place):
+            return AlreadyServed(_host_port(*place))
+        program = find_etcd()
+        if program is None:
+            raise ConfigurationError(
+                "This node is to run a private etcd for the run, and there is no etcd program here.",
+                "pip install 'dlaunch[etcd]', or install your system's etcd-server, or name an etcd that runs "
+                "already with --rdzv-backend etcd-v2 --rdzv-endpoint HOST:PORT.",
+            )
+        return cls(place, _command(program, place), log_directory / LOG_NAME if log_directory else None)
+
+    def state(self) -> EtcdState:
+        """How far it is, without waiting. Raises ConfigurationError where it could not be started."""
+        try:
+            data = self.socket.recv(1 << 16, socket.MSG_DONTWAIT)
+            heard = list(self._reader.feed(data))
+        except BlockingIOError:
+            return self._state
+        except (OSError, frames.FrameError):
+            data, heard = b"", []
+        for frame in heard:
+            if frame["kind"] == "started":
+                self._directory = frame["directory"]
+            elif frame["kind"] == "ready":
+                self._state = EtcdState.READY
+            elif self._state is EtcdState.STARTING:
+                self._state = self._why_not(frame)
+            else:
+                self._state = EtcdState.ENDED
+        if not data and self._state is EtcdState.STARTING:
+            raise _cannot_start("its parent process was killed")
+        if not data and self._state is EtcdState.READY:
+            self._state = EtcdState.ENDED
+        return self._state
+
+    def settled(self, within_s: float) -> EtcdState:
+        """Wait until it is no longer starting. Raises ConfigurationError as `state`, and where that takes too long."""
+        give_up_at = now() + within_s
+        while (state := self.state()) is EtcdState.STARTING:
+            if not select.select([self.socket], [], [], max(0.0, give_up_at - now()))[0]:
+                raise _cannot_start(f"it was not ready after {within_s:g} s")
+        return state
+
+    def is_ready(self) -> bool:
+        """Whether it serves; as `state` otherwise."""
+        return self.state() is EtcdState.READY
+
+    def linger(self, seconds: float, clients_gone: Callable[[], bool] | None = None) -> bool:
+        """Wait until nobody uses it any more, at most so long; whether that came about. Blocks.
+
+        Without ``clients_gone``: until no client has a connection to it. The others of a run end when they have read
+        how it ended, and their connections with them; our own client must be closed before.
+        """
+        gone = clients_gone or self._has_no_clients
+        give_up_at = now() + seconds
+        while not (done := gone()) and now() < give_up_at and self.state() is EtcdState.READY:
+            time.sleep(LOOK_AGAIN_S)
+        return done
+
+    def stop(self) -> None:
+        """End it and remove its files; waits for that."""
+        if self.socket.fileno() == -1:
+            return
+        self.socket.settimeout(STOP_S)
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+            while data := self.socket.recv(1 << 16):
+                for frame in self._reader.feed(data):
+                    self._directory = frame.get("directory", self._directory)
+        except TimeoutError:  # the keeper is stopped: the kernel kills etcd with it
+            os.kill(self._keeper_pid, signal.SIGKILL)
+        except (OSError, frames.FrameError):
+            pass
+        self.socket.close()
+        os.close(self._log)
+        with suppress(ChildProcessError):
+            os.waitpid(self._keeper_pid, 0)
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _has_no_clients(self) -> bool:
+        return count_connections(self._place[1]) == 0
+
+    def _why_not(self, frame: frames.Frame) -> EtcdState:
+        if frame["kind"] == "not_started":
+            raise _cannot_start(frame["reason"])
+        if _is_taken(self._place):
+            return EtcdState.ALREADY_SERVED
+        size = os.fstat(self._log).st_size
+        lines = os.pread(self._log, 4096, max(0, size - 4096)).decode("utf-8", "replace").splitlines()
+        raise _cannot_start(lines[-1] if lines else f"it ended with status {frame['status']}")
+
+
+def owns_endpoint(host: str) -> bool:
+    """Whether a host name or an address, as it stands in ``--rdzv-endpoint``, is this host.
+
+    As torchrun decides who serves the c10d store: localhost, this host's name, or one of its addresses. Source: torch
+    2.13, distributed/elastic/rendezvous/utils.py, _matches_machine_hostname; but where that compares with the addresses
+    that this host's name resolves to, and so misses all others, here an address is ours when it can be bound.
+    """
+    if host in {"localhost", socket.gethostname()}:
+        return True
+    return any(_is_ours(address) for address in _resolve(host))
+
+
+def count_connections(port: int) -> int:
+    """How many established TCP connections this host's end of which is ``port`` there are. Source: proc(5)."""
+    count = 0
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]
+        except OSError:  # a kernel without IPv6
+            continue
+        for line in lines:
+            _number, local, _remote, state = line.split(maxsplit=4)[:4]
+            count += int(local.rpartition(":")[2], 16) == port and state == _ESTABLISHED
+    return count
+
+
+def _listening_address(host: str) -> str:
+    """The address to listen on for those who connect to ``host``.
+
+    This host's own name may stand for a loopback address in its /etc/hosts, and for another one everywhere else: only
+    then it has to be every address.
+    """
+    addresses = [address for address in _resolve(host) if _is_ours(address)]
+    if not addresses:
+        raise ConfigurationError(
+            f"The endpoint {host} is not an address of this host, so no private etcd can run here.",
+            "Name this host, or start on the host that --rdzv-endpoint names.",
+        )
+    first = addresses[0]
+    if not ip_address(first).is_loopback or host == "localhost" or _is_address(host):
+        return first
+    return "::" if ":" in first else "0.0.0.0"
+
+
+def _resolve(host: str) -> list[str]:
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        return []
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _is_ours(address: str) -> bool:
+    unspecified = ip_address(address.partition("%")[0]).is_unspecified  # can be bound, and is nobody's
+    return not unspecified and _bind_error((address, 0)) == 0
+
+
+def _is_taken(place: tuple[str, int]) -> bool:
+    """Whether somebody listens there. Raises ConfigurationError where we may not."""
+    code = _bind_error(place)
+    if code not in {0, errno.EADDRINUSE}:
+        raise ConfigurationError(
+            f"The private etcd cannot listen on {_host_port(*place)} ({os.strerror(code)}).",
+            "Name another port with --rdzv-endpoint HOST:PORT, the same on all nodes.",
+        )
+    return code == errno.EADDRINUSE
+
+
+def _bind_error(place: tuple[str, int]) -> int:
+    """0 where a socket can be bound there and nobody listens, else the error number.
+
+    It does not listen itself: that could be in the way of an etcd which starts at this moment.
+    """
+    try:
+        family, kind, protocol, _name, full = socket.getaddrinfo(
+            *place, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(full)
+    except OSError as error:
+        return error.errno or errno.EADDRNOTAVAIL
+    return 0
+
+
+def _command(program: str, place: tuple[str, int]) -> list[str]:
+    url = f"http://{_host_port(*place)}"
+    return [
+        program,
+        *("--name", "private", "--data-dir", "data"),
+        *("--listen-client-urls", url, "--advertise-client-urls", url),
+        *("--listen-peer-urls", _PEERS, "--initial-advertise-peer-urls", _PEERS),
+        *("--initial-cluster", f"private={_PEERS}"),
+    ]
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without settings that the user made for another etcd, and without what is for the workers only."""
+    kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG", "TZ", _KEPT_VARIABLE}}
+    return {**kept, **_WISHES, **_COMPACTION}
+
+
+def _unnamed_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _cannot_start(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The private etcd of the run did not start: {why.strip().rstrip('.')}.",
+        "Name an etcd that runs already, or another endpoint, with --rdzv-endpoint HOST:PORT.",
+    )

@@ -1,0 +1,99 @@
+"""A copy of all keys of a run, as a proposer keeps it: listed at a revision, brought forward by a watch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .keys import Keys
+from .records import (
+    AssignRecord,
+    Kind,
+    Malformed,
+    NodeRecord,
+    ReportRecord,
+    RoundRecord,
+    read_assign,
+    read_node,
+    read_report,
+    read_round,
+)
+from .store import Change, KeyValue
+
+
+class Board:
+    """What stands under a run's keys. What cannot be read is left out, and named in ``complaints``."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self.round: RoundRecord | None = None
+        self.round_revision = 0
+        self.round_data = b""
+        self.nodes: dict[str, NodeRecord] = {}
+        self.reports: dict[int, dict[str, dict[Kind, ReportRecord]]] = {}  # by round and node
+        self.assigns: dict[str, dict[str, AssignRecord]] = {}  # by nonce and node
+        self.away: set[str] = set()  # keys of hosts
+        self.stop_wish: str | None = None
+        self.complaints: list[str] = []
+
+    def load(self, kvs: Iterable[KeyValue]) -> None:
+        """Start from a list of all keys."""
+        complaints = self.complaints
+        self.__init__(self._keys)  # type: ignore[misc]  # anew, as a whole
+        self.complaints = complaints
+        for kv in kvs:
+            self._put(kv.key, kv.value, kv.create_revision, kv.mod_revision)
+
+    def apply(self, change: Change) -> None:
+        """Bring forward by one change."""
+        if change.value is None:
+            self._delete(change.key)
+        else:
+            self._put(change.key, change.value, change.create_revision, change.mod_revision)
+
+    def members(self) -> dict[str, AssignRecord] | None:
+        """The members of the round that runs or stops; None where they are not all known."""
+        if self.round is None:
+            return None
+        found = self.assigns.get(self.round.nonce, {}) if self.round.nonce else {}
+        if self.round.nonce and (not found or len(found) < next(iter(found.values())).group_world_size):
+            return None
+        return found
+
+    def _put(self, key: str, value: bytes, created: int, modified: int) -> None:
+        keys = self._keys
+        try:
+            if key == keys.round:
+                self.round, self.round_revision, self.round_data = read_round(key, value), modified, value
+            elif key.startswith(keys.nodes):
+                node = read_node(key, value)
+                self.nodes[node.node_id] = node
+            elif key.startswith(keys.every_report):
+                report = read_report(key, value, created)
+                self.reports.setdefault(report.number, {}).setdefault(report.node_id, {})[report.kind] = report
+            elif key.startswith(keys.assigns("")[:-1]):
+                record = read_assign(key, value)
+                self.assigns.setdefault(key.split("/")[-2], {})[record.node_id] = record
+            elif key.startswith(keys.away):
+                self.away.add(key)
+            elif key == keys.stop:
+                self.stop_wish = value.decode(errors="replace")[:200] or "stopped by a user"
+        except Malformed as problem:
+            self.complaints.append(str(problem))
+
+    def _delete(self, key: str) -> None:
+        keys = self._keys
+        if key.startswith(keys.nodes):
+            self.nodes.pop(key.rpartition("/")[2], None)
+        elif key.startswith(keys.every_report):
+            *_, number, node_id, kind = key.split("/")
+            if number.isdecimal() and kind in {known.value for known in Kind}:
+                self.reports.get(int(number), {}).get(node_id, {}).pop(Kind(kind), None)
+        elif key.startswith(keys.assigns("")[:-1]):
+            *_, nonce, node_id = key.split("/")
+            self.assigns.get(nonce, {}).pop(node_id, None)
+        elif key.startswith(keys.away):
+            self.away.discard(key)
+        elif key == keys.stop:
+            self.stop_wish = None
+        elif key == keys.round:
+            self.round = None

@@ -1,0 +1,214 @@
+"""One endpoint of etcd: its gRPC channel, whether it is connected, and whether it has been heard of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+from . import etcd_messages as messages
+from .endpoints import Certificates, Endpoint, EtcdSettings
+from .etcd_faults import Fault, fault_of
+from .etcd_messages import Method
+from .etcd_probe import look_at
+from .store import Trouble
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """gRPC's core writes to our stderr what it meets, in words for its authors; it reads this when it starts.
+
+    The variable is there for that moment only, so no child process inherits it. Who has set it wants to see.
+    """
+    set_by_us = "GRPC_VERBOSITY" not in os.environ
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        yield
+    finally:
+        if set_by_us:
+            del os.environ["GRPC_VERBOSITY"]
+
+
+with _quiet():
+    import grpc  # type: ignore[import-untyped]
+    import grpc.aio  # type: ignore[import-untyped]
+
+    grpc.insecure_channel("127.0.0.1:1").close()  # starts the core
+
+READY = grpc.ChannelConnectivity.READY
+FAILED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+LOOK_AFTER_S = 0.3  # a connection that takes longer is looked at
+LOOK_FRESH_S = 1.0
+
+OPTIONS = (
+    # A connection whose peer is stopped or gone without a word breaks after 7 s. Faster, etcd hangs up on us:
+    # its --grpc-keepalive-min-time is 5 s.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", -1),  # a list of thousands of nodes is more than 4 MB
+    ("grpc.max_send_message_length", -1),  # etcd says itself what is too large
+    ("grpc.enable_http_proxy", 0),  # etcd is near; a proxy for the Internet is not the way to it
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of our own, not one that another store of this process has
+)
+CODE_OF = {code: code.name for code in grpc.StatusCode}
+EOF = grpc.aio.EOF
+RpcError = grpc.aio.AioRpcError
+Metadata = tuple[tuple[str, str], ...]
+
+
+def fault_of_error(error: Any) -> Fault:
+    """What an error of gRPC means."""
+    return fault_of(CODE_OF[error.code()], error.details() or "")
+
+
+def tls_context(settings: EtcdSettings) -> ssl.SSLContext | None:
+    """What Python's own TLS needs to look at an endpoint; raises OSError where the files are no certificates."""
+    if not settings.uses_tls:
+        return None
+    context = ssl.create_default_context(cafile=settings.ca or None)
+    if settings.cert:
+        context.load_cert_chain(settings.cert, settings.key)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+class Member:
+    """A member of etcd as we see it through one endpoint. Lives on the loop of the client."""
+
+    def __init__(
+        self, endpoint: Endpoint, tls: ssl.SSLContext | None, certificates: Certificates, try_s: float
+    ) -> None:
+        self.name = str(endpoint)
+        self.heard_at = 0.0  # when anything came from it
+        self.troubled_at = 0.0  # when it last failed us; 0: it does not
+        self.deserted = asyncio.Event()  # set, and replaced, at its next failure: for those who hold a stream on it
+        self._endpoint = endpoint
+        self._tls = tls
+        self._try_s = try_s
+        self._loop = asyncio.get_running_loop()
+        self._channel = self._open(certificates)
+        self._calls: dict[str, Any] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._follower = self._loop.create_task(self._follow())
+        self._look: asyncio.Task[Fault] | None = None
+        self._looked_at = 0.0
+        self._probe: asyncio.Task[bool] | None = None
+
+    def _open(self, certificates: Certificates) -> Any:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.name, options=OPTIONS)
+        credentials = grpc.ssl_channel_credentials(certificates.ca, certificates.key, certificates.cert)
+        return grpc.aio.secure_channel(self.name, credentials, options=OPTIONS)
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        for task in (self._follower, self._look, self._probe):
+            if task is not None:
+                task.cancel()
+        await self._channel.close()
+
+    # --- connecting ------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Wake those who wait for the connection whenever its state changes."""
+        while True:
+            state = self._channel.get_state()
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            await self._channel.wait_for_state_change(state)
+
+    async def connected(self, deadline: float) -> Fault | None:
+        """Wait for a connection, for `try_s` at most; None: there is one. Else nothing was sent, for certain."""
+        began = self._loop.time()
+        until = min(began + self._try_s, deadline)
+        while (state := self._channel.get_state(try_to_connect=True)) is not READY:
+            now = self._loop.time()
+            if state is FAILED or now >= until:
+                return await self._why(min(deadline, now + self._try_s))
+            if now - began >= LOOK_AFTER_S:
+                self._begin_look()
+                await self._state_change(until - now)
+            else:
+                await self._state_change(min(until, began + LOOK_AFTER_S) - now)
+        return None
+
+    async def _state_change(self, within_s: float) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await asyncio.wait({waiter}, timeout=within_s)
+
+    def _begin_look(self) -> asyncio.Task[Fault]:
+        now = self._loop.time()
+        if self._look is None or (self._look.done() and now - self._looked_at > LOOK_FRESH_S):
+            self._looked_at = now
+            self._look = self._loop.create_task(look_at(self._endpoint, self._tls, self._try_s))
+        return self._look
+
+    async def _why(self, deadline: float) -> Fault:
+        look = self._begin_look()
+        await asyncio.wait({look}, timeout=max(deadline - self._loop.time(), 0.0))
+        if look.done():
+            return look.result()
+        return Fault(Trouble.UNREACHABLE, "it cannot be connected to in time")
+
+    # --- calling ---------------------------------------------------------------------------------------------------
+
+    async def call(self, method: Method, message: Any, timeout_s: float, metadata: Metadata) -> Any:
+        """One call with one answer; raises RpcError."""
+        call = self._calls.get(method.path)
+        if call is None:
+            call = self._channel.unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            self._calls[method.path] = call
+        try:
+            reply = await call(message, timeout=timeout_s, metadata=metadata)
+        except RpcError as error:
+            if error.code() not in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}:
+                self.heard_at = self._loop.time()
+            raise
+        self.heard_at = self._loop.time()
+        return reply
+
+    def stream(self, method: Method, metadata: Metadata) -> Any:
+        """A stream both ways, without an end."""
+        return self._channel.stream_stream(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )(metadata=metadata)
+
+    async def is_alive(self) -> bool:
+        """Whether it answers a question that needs nobody else, within `try_s`."""
+        if self._probe is None or self._probe.done():
+            self._probe = self._loop.create_task(self._ask())
+        return await asyncio.shield(self._probe)
+
+    async def _ask(self) -> bool:
+        before = self._loop.time()
+        with contextlib.suppress(RpcError):
+            await self.call(messages.RANGE, messages.probe(), self._try_s, ())
+        return self.heard_at >= before
+
+    def is_good(self) -> None:
+        """It has served us."""
+        self.troubled_at = 0.0
+
+    def is_bad(self) -> None:
+        """It has failed us."""
+        self.troubled_at = self._loop.time()
+        self.deserted.set()
+        self.deserted = asyncio.Event()

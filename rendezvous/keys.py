@@ -1,0 +1,76 @@
+"""The keys of a run: `/dlaunch/<run id>/...`, as docs/protocol.md lists them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import quote
+
+
+class Keys(NamedTuple):
+    """All keys of one run."""
+
+    root: str  # ends with a slash
+
+    @classmethod
+    def of(cls, prefix: str, run_id: str) -> Keys:
+        """The keys of a run. The id is quoted, so that no run's keys start with another's."""
+        return cls(f"{prefix.rstrip('/')}/{quote(run_id, safe='')}/")
+
+    @property
+    def spec(self) -> str:
+        """The settings of the run."""
+        return self.root + "spec"
+
+    @property
+    def round(self) -> str:
+        """The only decision record."""
+        return self.root + "round"
+
+    @property
+    def nodes(self) -> str:
+        """What the keys of registered nodes start with; their order is the order of arrival."""
+        return self.root + "nodes/"
+
+    @property
+    def away(self) -> str:
+        """What the keys of hosts that were set aside start with."""
+        return self.root + "away/"
+
+    @property
+    def stop(self) -> str:
+        """A user's wish that the run ends."""
+        return self.root + "control/stop"
+
+    @property
+    def every_report(self) -> str:
+        """What all reports start with."""
+        return self.root + "report/"
+
+    def node(self, node_id: str) -> str:
+        """A node's registration, on its lease."""
+        return self.nodes + node_id
+
+    def away_host(self, host: str) -> str:
+        """A host that was set aside."""
+        return self.away + quote(host, safe="")
+
+    def assigns(self, nonce: str) -> str:
+        """What the assignments of one proposal start with."""
+        return f"{self.root}assign/{nonce}/"
+
+    def assign(self, nonce: str, node_id: str) -> str:
+        """A node's assignment in one proposal."""
+        return self.assigns(nonce) + node_id
+
+    def reports(self, number: int) -> str:
+        """What the reports of a round start with."""
+        return f"{self.every_report}{number}/"
+
+    def report(self, number: int, node_id: str, kind: str) -> str:
+        """One report on a node in a round; created once."""
+        return f"{self.reports(number)}{node_id}/{kind}"
+
+
+def new_node_id(arrival: int, fresh: str) -> str:
+    """An id whose order is the order of arrival (a revision of the store), and that is never used twice."""
+    return f"{arrival:012x}-{fresh}"

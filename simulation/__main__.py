@@ -1,0 +1,6 @@
+"""`python -m dlaunch.simulation`."""
+
+from .run import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,85 @@
+"""All that makes up one run before it begins, drawn from one seed: the hosts, the settings, the weather, the faults."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from dlaunch.rendezvous.records import Join, RunSettings
+
+from .clock import HostClock
+from .faults import Fault, draw_faults, draw_outage
+from .weather import FAIR, Weather, draw_weather
+
+
+class HostPlan(NamedTuple):
+    """A machine, and when its first agent starts."""
+
+    starts_at: float = 0.0
+    workers: int = 2
+    clock: HostClock = HostClock(1000.0)
+
+
+class Plan(NamedTuple):
+    """One run."""
+
+    seed: int
+    hosts: tuple[HostPlan, ...]
+    settings: RunSettings
+    weather: Weather = FAIR
+    faults: tuple[Fault, ...] = ()
+    needed_s: float = 10.0  # of training with a whole world
+    heals_at: float = 0.0  # from then on nothing is wrong any more
+    timeout_s: float = 600.0  # --rdzv-timeout
+
+
+SETTINGS = RunSettings(
+    min_nodes=1, max_nodes=4, max_restarts=1000, early_stop=False, lease_ttl_s=5.0, outage_limit_s=20.0
+)
+
+
+def draw_plan(seed: int, agents: int = 5) -> Plan:
+    """The run of a seed, with up to so many agents: mostly few, for that is where most faults hurt."""
+    dice = random.Random(f"{seed}:plan")
+    count = (
+        min(agents, dice.choice((1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 4, 4, 4, 5)))
+        if agents <= 5
+        else dice.randint(2, agents)
+    )
+    most = dice.randint(1, count)
+    settings = SETTINGS._replace(
+        min_nodes=dice.randint(1, most),
+        max_nodes=most,
+        max_restarts=dice.choice((0, 3, 1000, 1000)),
+        early_stop=dice.random() < 0.2,
+        join=dice.choice((Join.NOW, Join.NOW, Join.AT_RESTART, Join.SETTLE)),
+        join_settle_s=dice.choice((0.5, 3.0)),
+        settle_s=dice.choice((0.5, 2.0)),
+        lease_ttl_s=float(dice.choice((2, 3, 5, 5, 10))),
+        outage_limit_s=dice.choice((0.0, 6.0, 12.0, 20.0)),
+        backoff_s=dice.choice((0.0, 0.0, 0.5)),
+    )
+    hosts = tuple(_draw_host(dice, late=index > 0) for index in range(count))
+    heals_at = dice.uniform(5.0, 20.0) + dice.choice((0.0, settings.outage_limit_s))
+    needed_s = dice.choice((dice.uniform(1.0, heals_at), heals_at, heals_at + 5.0, heals_at + 5.0))
+    lease_s, from_s = settings.lease_ttl_s, dice.choice((0.0, 2.0, 4.0))
+    outages = dice.choice((0, 1, 1, 2))
+    most = dice.choice((2, 4, 8, 12)) if not outages or dice.random() < 0.3 else 2
+    faults = draw_faults(dice, hosts=count, from_s=from_s, to_s=heals_at, most=most, lease_s=lease_s)
+    for _ in range(outages):
+        faults += draw_outage(dice, hosts=count, from_s=from_s, to_s=heals_at, lease_s=lease_s)
+    return Plan(seed, hosts, settings, draw_weather(dice), faults, needed_s, heals_at)
+
+
+def draw_crowd(seed: int, agents: int) -> Plan:
+    """Many agents that come at once, in fair weather: how long do they take?"""
+    dice = random.Random(f"{seed}:plan")
+    settings = SETTINGS._replace(min_nodes=agents, max_nodes=agents)
+    hosts = tuple(_draw_host(dice, late=False) for _ in range(agents))
+    return Plan(seed, hosts, settings, needed_s=5.0)
+
+
+def _draw_host(dice: random.Random, *, late: bool) -> HostPlan:
+    clock = HostClock(dice.uniform(10.0, 1e6), 1.0 + dice.uniform(-1e-4, 1e-4))
+    starts_at = dice.choice((dice.uniform(0.0, 0.2), dice.uniform(0.0, 3.0), dice.uniform(0.0, 15.0)))
+    return HostPlan(starts_at if late else dice.uniform(0.0, 0.2), dice.choice((1, 1, 2, 2, 4)), clock)

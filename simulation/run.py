@@ -1,0 +1,98 @@
+"""Many seeds, one after the other: a line for each that breaks a rule, and the story of one on request."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from .brain import make_brain
+from .cluster import Cluster, MakeBrain, Result
+from .plan import Plan, draw_crowd, draw_plan
+
+SMALL = 5  # agents: up to so many, faults are what is looked for
+
+
+def simulate(plan: Plan, brain: MakeBrain = make_brain, *, tells: bool = False) -> Result:
+    """Run a plan to its end."""
+    return Cluster(plan, brain, tells=tells).run()
+
+
+def shrink(plan: Plan, rule: str, brain: MakeBrain = make_brain) -> Plan:
+    """The same run with fewer faults, as long as it breaks the same rule."""
+    faults, index = list(plan.faults), 0
+    while index < len(faults):
+        fewer = plan._replace(faults=tuple(faults[:index] + faults[index + 1 :]))
+        found = simulate(fewer, brain).violation
+        if found is not None and found.rule == rule:
+            del faults[index]
+        else:
+            index += 1
+    return plan._replace(faults=tuple(faults))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns 1 where a rule was broken."""
+    asked = _parser().parse_args(arguments)
+    began, broken, steps = time.monotonic(), Counter[str](), 0
+    for seed in range(asked.seed, asked.seed + asked.count):
+        plan = draw_crowd(seed, asked.agents) if asked.calm else draw_plan(seed, asked.agents)
+        result = simulate(plan, tells=asked.story)
+        steps += result.steps
+        if result.violation is not None:
+            broken[result.violation.rule] += 1
+            print(f"seed {seed}: {result.violation}", flush=True)
+            if asked.shrink:
+                print(_short_story(plan, result.violation.rule))
+        if asked.story:
+            print(_introduce(plan), result.story.text(), sep="\n")
+        if asked.calm:
+            _print_times(asked.agents, result)
+    took_s = max(1e-9, time.monotonic() - began)
+    what = ", ".join(f"{count} broke {rule}" for rule, count in broken.items()) or "no rule was broken"
+    print(f"{asked.count} seeds, {steps} steps in {took_s:.1f} s ({asked.count / took_s:.0f} seeds/s): {what}")
+    return 1 if broken else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dlaunch.simulation", description="Run whole clusters in one process, on a virtual clock."
+    )
+    parser.add_argument("--seed", type=int, default=1, help="the first seed (default: 1)")
+    parser.add_argument("--count", type=int, default=1, help="how many seeds (default: 1)")
+    parser.add_argument(
+        "--agents",
+        type=int,
+        default=SMALL,
+        help=f"at most so many at the start (default: {SMALL}; with --calm: exactly)",
+    )
+    parser.add_argument("--calm", action="store_true", help="no faults: how long does it take until all train?")
+    parser.add_argument("--story", action="store_true", help="tell all that happens")
+    parser.add_argument("--shrink", action="store_true", help="tell a failing seed with as few faults as will do")
+    return parser
+
+
+def _short_story(plan: Plan, rule: str) -> str:
+    short = shrink(plan, rule)
+    return f"{_introduce(short)}\n{simulate(short, tells=True).story.text()}"
+
+
+def _introduce(plan: Plan) -> str:
+    settings = plan.settings
+    hosts = ", ".join(f"{host.workers} workers from {host.starts_at:.1f} s" for host in plan.hosts[:10])
+    return (
+        f"seed {plan.seed}: {len(plan.hosts)} hosts ({hosts}); {settings.min_nodes} to {settings.max_nodes} nodes, "
+        f"lease {settings.lease_ttl_s:g} s, outage limit {settings.outage_limit_s:g} s, "
+        f"{settings.max_restarts} restarts, {plan.needed_s:.1f} s of training; {plan.weather}"
+    )
+
+
+def _print_times(agents: int, result: Result) -> None:
+    whole = f"{result.first_whole_at:.2f} s" if result.first_whole_at is not None else "never"
+    each = ", ".join(f"{count / agents:.1f} {what}" for what, count in result.counts.items())
+    print(
+        f"{agents} agents: all trained after {whole} (virtual); for an agent {each}; the end at {result.ended_at:.2f} s"
+    )
+    sys.stdout.flush()

@@ -10,7 +10,9 @@ followed by one of these is proof that the agent is dead *and* that nothing it s
 - the address answers, with the run's token, as another node id. A node id is taken anew only when no worker of the old
   one is left, and an address that can be bound again has been let go by the guard.
 
-Silence, lack of a route, a stranger at the address: they prove nothing.
+Silence, lack of a route, a stranger at the address, a refusal that a router or a firewall sends by ICMP: they prove
+nothing. What forges the reset of the host itself (a firewall told to "reject with tcp-reset", in the middle of a
+partition) cannot be told from it.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ MAX_STRANGERS = 64  # that have connected to us and proved nothing yet
 HURRIED_S = 1.0  # what a stranger gets when there are so many
 MAX_CONNECTIONS = 4096  # or half of the descriptors that this process may have
 SPARED_S = 0.5  # when there are too many, one that was used less long ago is not closed
+ROOM_SHARE = 8  # then room is made for one in eight at once
 PAUSE_S = 0.1  # between looks whether another connection can be taken
 
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -154,7 +155,7 @@ class Peers:
 
     def _drop_idle(self, at: float) -> None:
         for connection in list(self._to.values()):
-            if connection.used_at + IDLE_S <= at and not self._is_followed(connection):
+            if connection.used_at + IDLE_S <= at and not connection.queued_bytes and not self._is_followed(connection):
                 connection.end(How.DROPPED)
         self._look_for_idle_at = at + LOOK_FOR_IDLE_S if self._to else None
 
@@ -164,7 +165,7 @@ class Peers:
         if self._identity is None:
             return None, How.SILENT
         if self._is_full():
-            self._close_least_used(now())
+            self._close_least_used(now(), 1)
         sock, how = reach(peer.address)
         if sock is None:
             return None, how
@@ -204,16 +205,20 @@ class Peers:
         if len(self._strangers) >= MAX_STRANGERS:
             self._drop_strangers(at - HURRIED_S)
         if self._is_full():
-            self._close_least_used(at)
+            self._close_least_used(at, max(1, self._most // ROOM_SHARE))
         if self._is_full() or len(self._strangers) >= MAX_STRANGERS:
             self._listen_at = at + PAUSE_S
         self._set_listening()
 
-    def _close_least_used(self, at: float) -> None:
-        spare = [each for each in self._open if not each.queued_bytes and not self._is_followed(each)]
-        least = min(spare, key=lambda each: each.used_at, default=None)
-        if least is not None and least.used_at + SPARED_S <= at:
-            least.end(How.DROPPED)
+    def _close_least_used(self, at: float, most: int) -> None:
+        """Close some that rest. Whoever needs one opens it again."""
+        resting = [
+            each
+            for each in self._open
+            if each.used_at + SPARED_S <= at and not each.queued_bytes and not self._is_followed(each)
+        ]
+        for connection in sorted(resting, key=lambda each: each.used_at)[:most]:
+            connection.end(How.DROPPED)
 
     def _set_listening(self) -> None:
         """Take connections, or not: only with an identity, and not while there are too many."""

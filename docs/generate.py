@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlaunch.agent.machine import transition_table
+from dlaunch.agent.node_machine import NODE_TRANSITIONS
 
 DOCS = Path(__file__).parent
 PARTS: dict[tuple[str, str], Callable[[], str]] = {
     ("architecture.md", "transition table"): transition_table,
+    ("protocol.md", "node transition table"): lambda: transition_table(NODE_TRANSITIONS),
 }
 
 

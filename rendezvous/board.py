@@ -43,6 +43,12 @@ class Board:
         for kv in kvs:
             self._put(kv.key, kv.value, kv.create_revision, kv.mod_revision)
 
+    def load_reports(self, number: int, kvs: Iterable[KeyValue]) -> None:
+        """Replace what is known of one round's reports by a list of them."""
+        self.reports.pop(number, None)
+        for kv in kvs:
+            self._put(kv.key, kv.value, kv.create_revision, kv.mod_revision)
+
     def apply(self, change: Change) -> None:
         """Bring forward by one change."""
         if change.value is None:

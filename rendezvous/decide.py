@@ -19,6 +19,7 @@ ELDERS = 8  # so many of the oldest members are named in `round`; the first thre
 FOLD_S = 0.02  # what happens so close together is one cause
 JOIN_FOLD_S = 0.2  # nodes that come so close together are taken in at once
 PATIENCE_S = 5.0  # how long a forming round waits for nodes that should be coming
+MOST_DROPPED = 100  # by one transaction, which has its limit; the others' leases run out
 EARLY_S = 10.0  # a failure within so many seconds of a worker's start is an early one
 ALIKE = 3  # so many early failures alike, one after the other, are a mistake in the script
 
@@ -48,6 +49,7 @@ class Decision(NamedTuple):
     record: RoundRecord
     assigns: tuple[AssignRecord, ...] = ()
     set_aside: str = ""  # a host
+    dropped: tuple[str, ...] = ()  # nodes whose agents are gone, though their leases have not run out yet
 
 
 class LookAgain(NamedTuple):
@@ -197,6 +199,9 @@ def _while_stopping(sight: Sight) -> Decision | LookAgain | None:
         return None
     if sight.stop_wish is not None:
         return _close_interrupted(sight)
+    lost = [record.host for member, record in sight.members.items() if not _said_so_itself(sight, member)]
+    if lost:
+        return _form(sight, f"node {', '.join(sorted(set(lost))[:3])} was lost")
     failure = _root_cause(sight)
     if failure is None:
         return _form(sight, sight.round.reason)
@@ -204,14 +209,16 @@ def _while_stopping(sight: Sight) -> Decision | LookAgain | None:
 
 
 def _root_cause(sight: Sight) -> Failure | None:
-    """The failure with the smallest revision, unless a node was lost or left before: then it is a victim of that."""
-    lost = [member for member in sight.members if not _said_so_itself(sight, member)]
+    """The failure with the smallest revision, unless a node was lost or left before: then it is a victim of that.
+
+    Where a node was lost for good, failures elsewhere are its victims, whichever was reported first.
+    """
     first: ReportRecord | None = None
     for member in sight.members:
         for kind, report in sight.reports.get(member, {}).items():
             if kind in {Kind.FAILED, Kind.LEAVING, Kind.LOST} and (first is None or report.revision < first.revision):
                 first = report
-    if lost or first is None or first.kind is not Kind.FAILED:
+    if first is None or first.kind is not Kind.FAILED:
         return None
     details = sight.reports[first.node_id].get(Kind.STOPPED)
     return (details.failure if details else None) or first.failure or _unknown_failure(sight, first)
@@ -245,8 +252,8 @@ def _after_failure(sight: Sight, failure: Failure) -> Decision:
     ages = (*formed.record.restart_ages_s, 0.0) if window is not None else ()
     record = formed.record._replace(restarts=told.restarts + 1, delay_s=delay_s, restart_ages_s=ages)
     if _is_to_be_set_aside(sight, failure.node):
-        return Decision(record._replace(streak=0, streak_host=""), set_aside=failure.node)
-    return Decision(record)
+        return formed._replace(record=record._replace(streak=0, streak_host=""), set_aside=failure.node)
+    return formed._replace(record=record)
 
 
 def _is_to_be_set_aside(sight: Sight, host: str) -> bool:
@@ -290,7 +297,8 @@ def _form(sight: Sight, reason: str) -> Decision:
         delay_s=0.0,
         restart_ages_s=_aged(sight),
     )
-    return Decision(record)
+    dropped = tuple(member for member in sight.members if Kind.FENCED in sight.reports.get(member, {}))
+    return Decision(record, dropped=dropped[:MOST_DROPPED])
 
 
 def _close_interrupted(sight: Sight) -> Decision:

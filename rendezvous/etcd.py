@@ -26,7 +26,7 @@ from dlaunch.errors import ConfigurationError
 from . import etcd_messages as messages
 from .endpoints import Certificates, EtcdSettings, parse_endpoint, read_certificates
 from .etcd_faults import Fault, Help, error_of
-from .etcd_member import Member, Metadata, RpcError, fault_of_error, tls_context
+from .etcd_member import GivenUp, Member, Metadata, RpcError, fault_of_error, tls_context
 from .etcd_messages import Method
 from .etcd_watches import EtcdWatch, Watches
 from .limits import refusal
@@ -48,7 +48,7 @@ from .store import (
 
 __all__ = ["EtcdSettings", "EtcdStore"]
 
-PAUSE_S = (0.05, 0.4)  # after all endpoints failed, growing
+PAUSE_S = (0.05, 0.2)  # after all endpoints failed, growing
 CLOSE_S = 1.0
 TOKEN_TRIES = 2
 _LEADER_WANTED = ("hasleader", "true")  # a member without a leader says so at once, in place of waiting for one
@@ -122,6 +122,7 @@ class Client:
         if member.heard_at >= since:
             return None
         member.is_bad()
+        member.doubt()
         return Fault(Trouble.TIMEOUT, "no answer")
 
     # --- requests --------------------------------------------------------------------------------------------------
@@ -242,12 +243,13 @@ class Client:
         call = member.call(asked.method, asked.message, left, self._with_token())
         try:
             reply = await (call if asked.repeatable else self._guarded(member, call, asked.deadline))
-        except RpcError as error:
+        except (RpcError, GivenUp) as error:
             fault = fault_of_error(error)
             if isinstance(asked.request, RevokeLease) and fault.trouble is Trouble.NO_LEASE:
                 return LeaseRevoked(self._revision)
             return fault._replace(maybe_done=fault.maybe_done and not asked.repeatable)
         if reply is None:
+            member.doubt()
             return Fault(Trouble.TIMEOUT, "no answer", maybe_done=True)
         self._revision = reply.header.revision
         return messages.decode(asked.request, reply)
@@ -296,9 +298,10 @@ class Client:
             user = messages.AUTHENTICATE.request(name=self._settings.user, password=self._settings.password)
             try:
                 reply = await member.call(messages.AUTHENTICATE, user, left, ())
-            except RpcError as error:
-                if "authentication is not enabled" not in (error.details() or ""):
-                    return fault_of_error(error)._replace(maybe_done=False)
+            except (RpcError, GivenUp) as error:
+                fault = fault_of_error(error)
+                if not fault.is_without_users:
+                    return fault._replace(maybe_done=False)
                 self._token = ""
             else:
                 self._token = reply.token

@@ -36,9 +36,15 @@ class Fault(NamedTuple):
         """Whether a user of etcd does better with a new token."""
         return self.help is Help.NEW_TOKEN or self == _SAID[_NO_USER]
 
+    @property
+    def is_without_users(self) -> bool:
+        """Whether etcd does not know users at all, so that no token is needed."""
+        return self == _SAID[_NO_USERS]
+
 
 # What etcd's messages mean. Source: etcd 3.5, api/v3rpc/rpctypes/error.go; where a message is sent: server/etcdserver.
 _NO_USER = "etcdserver: user name is empty"
+_NO_USERS = "etcdserver: authentication is not enabled"
 _SAID = {
     # Refused by an interceptor, before anything was done.
     "etcdserver: no leader": Fault(Trouble.NO_QUORUM, "it has no leader"),
@@ -51,6 +57,7 @@ _SAID = {
     # Authentication: checked before a proposal, and again (auth store is old) before it is applied.
     "etcdserver: invalid auth token": Fault(Trouble.DENIED, "it does not know our token", Help.NEW_TOKEN),
     "etcdserver: revision of auth store is old": Fault(Trouble.DENIED, "our token is outdated", Help.NEW_TOKEN),
+    _NO_USERS: Fault(Trouble.DENIED, "it has no users", Help.NOTHING),
     _NO_USER: Fault(Trouble.DENIED, "it asks for a user and a password", Help.NOTHING),
     "etcdserver: authentication failed": Fault(Trouble.DENIED, "it rejects the user or the password", Help.NOTHING),
     "etcdserver: permission denied": Fault(Trouble.DENIED, "the user may not use these keys", Help.NOTHING),

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import etcd_messages as messages
 from .endpoints import Certificates, Endpoint, EtcdSettings
-from .etcd_faults import Fault, fault_of
+from .etcd_faults import Fault, Help, fault_of
 from .etcd_messages import Method
 from .etcd_probe import look_at
 from .store import Trouble
@@ -53,6 +53,7 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),  # a pod that comes back has a new address
     ("grpc.max_receive_message_length", -1),  # a list of thousands of nodes is more than 4 MB
     ("grpc.max_send_message_length", -1),  # etcd says itself what is too large
     ("grpc.enable_http_proxy", 0),  # etcd is near; a proxy for the Internet is not the way to it
@@ -65,8 +66,14 @@ RpcError = grpc.aio.AioRpcError
 Metadata = tuple[tuple[str, str], ...]
 
 
+class GivenUp(Exception):
+    """A call was on a connection that we have given up."""
+
+
 def fault_of_error(error: Any) -> Fault:
-    """What an error of gRPC means."""
+    """What an error of a call means."""
+    if isinstance(error, GivenUp):
+        return Fault(Trouble.TIMEOUT, "no answer", maybe_done=True)
     return fault_of(CODE_OF[error.code()], error.details() or "")
 
 
@@ -93,25 +100,29 @@ class Member:
         self.deserted = asyncio.Event()  # set, and replaced, at its next failure: for those who hold a stream on it
         self._endpoint = endpoint
         self._tls = tls
+        self._certificates = certificates
         self._try_s = try_s
         self._loop = asyncio.get_running_loop()
-        self._channel = self._open(certificates)
+        self._channel = self._open()
         self._calls: dict[str, Any] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._follower = self._loop.create_task(self._follow())
+        self._doubt: asyncio.Task[None] | None = None
         self._look: asyncio.Task[Fault] | None = None
         self._looked_at = 0.0
+        self._seen: Fault | None = None  # by the last look
         self._probe: asyncio.Task[bool] | None = None
 
-    def _open(self, certificates: Certificates) -> Any:
+    def _open(self) -> Any:
         if self._tls is None:
             return grpc.aio.insecure_channel(self.name, options=OPTIONS)
-        credentials = grpc.ssl_channel_credentials(certificates.ca, certificates.key, certificates.cert)
+        files = self._certificates
+        credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
         return grpc.aio.secure_channel(self.name, credentials, options=OPTIONS)
 
     async def close(self) -> None:
         """Let go of the connection."""
-        for task in (self._follower, self._look, self._probe):
+        for task in (self._follower, self._look, self._probe, self._doubt):
             if task is not None:
                 task.cancel()
         await self._channel.close()
@@ -141,6 +152,7 @@ class Member:
                 await self._state_change(until - now)
             else:
                 await self._state_change(min(until, began + LOOK_AFTER_S) - now)
+        self._seen = None
         return None
 
     async def _state_change(self, within_s: float) -> None:
@@ -152,20 +164,29 @@ class Member:
         now = self._loop.time()
         if self._look is None or (self._look.done() and now - self._looked_at > LOOK_FRESH_S):
             self._looked_at = now
-            self._look = self._loop.create_task(look_at(self._endpoint, self._tls, self._try_s))
+            self._look = self._loop.create_task(self._look_again())
         return self._look
+
+    async def _look_again(self) -> Fault:
+        found = await look_at(self._endpoint, self._tls, self._try_s)
+        before, self._seen = self._seen, found
+        if found.is_lasting or found.trouble not in {Trouble.DENIED, Trouble.WRONG_SERVER}:
+            return found
+        if found == before:
+            return found._replace(help=Help.ANOTHER_ENDPOINT)
+        return found._replace(trouble=Trouble.UNREACHABLE)
 
     async def _why(self, deadline: float) -> Fault:
         look = self._begin_look()
         await asyncio.wait({look}, timeout=max(deadline - self._loop.time(), 0.0))
         if look.done():
             return look.result()
-        return Fault(Trouble.UNREACHABLE, "it cannot be connected to in time")
+        return self._seen or Fault(Trouble.UNREACHABLE, "it cannot be connected to in time")
 
     # --- calling ---------------------------------------------------------------------------------------------------
 
     async def call(self, method: Method, message: Any, timeout_s: float, metadata: Metadata) -> Any:
-        """One call with one answer; raises RpcError."""
+        """One call with one answer; raises RpcError and GivenUp."""
         call = self._calls.get(method.path)
         if call is None:
             call = self._channel.unary_unary(
@@ -174,8 +195,13 @@ class Member:
                 response_deserializer=method.response.FromString,
             )
             self._calls[method.path] = call
+        channel = self._channel
         try:
             reply = await call(message, timeout=timeout_s, metadata=metadata)
+        except asyncio.CancelledError:
+            if channel is self._channel:
+                raise
+            raise GivenUp from None  # it was not we who were cancelled
         except RpcError as error:
             if error.code() not in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}:
                 self.heard_at = self._loop.time()
@@ -199,9 +225,26 @@ class Member:
 
     async def _ask(self) -> bool:
         before = self._loop.time()
-        with contextlib.suppress(RpcError):
+        with contextlib.suppress(RpcError, GivenUp):
             await self.call(messages.RANGE, messages.probe(), self._try_s, ())
         return self.heard_at >= before
+
+    def doubt(self) -> None:
+        """It was silent: unless it answers now, connect anew.
+
+        Behind a name or a balancer there may be others, and gRPC would hold on to a dead connection for 7 s.
+        """
+        if self._doubt is None or self._doubt.done():
+            self._doubt = self._loop.create_task(self._reconnect_unless_alive())
+
+    async def _reconnect_unless_alive(self) -> None:
+        if await self.is_alive():
+            return
+        old, self._channel = self._channel, self._open()
+        self._calls = {}
+        self._follower.cancel()
+        self._follower = self._loop.create_task(self._follow())
+        await old.close()
 
     def is_good(self) -> None:
         """It has served us."""

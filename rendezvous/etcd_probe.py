@@ -30,7 +30,7 @@ async def look_at(endpoint: Endpoint, tls: ssl.SSLContext | None, within_s: floa
     except asyncio.TimeoutError:
         return Fault(Trouble.UNREACHABLE, "it cannot be connected to in time")
     except OSError as error:
-        return _connect_fault(error)
+        return _connect_fault(error, tls is not None)
     try:
         writer.write(PREFACE)
         return fault_in(await asyncio.wait_for(reader.read(64), max(deadline - loop.time(), 0.05)), tls is not None)
@@ -63,19 +63,21 @@ def fault_in(said: bytes, tls: bool) -> Fault:
 
 
 def _closed(tls: bool) -> Fault:
+    """A server of another kind does this, and one that is being killed: who asks must see it twice to be sure."""
     if tls:
-        words = "it closes our connections (does it want a client certificate?)"
-        return Fault(Trouble.DENIED, words, Help.ANOTHER_ENDPOINT)
-    return _wrong("it closes our connections at once (does it speak TLS? then give its CA)")
+        return Fault(Trouble.DENIED, "it closes our connections at once (does it want a client certificate?)")
+    return Fault(Trouble.WRONG_SERVER, "it closes our connections at once (does it speak TLS? then give its CA)")
 
 
 def _wrong(words: str) -> Fault:
     return Fault(Trouble.WRONG_SERVER, words, Help.ANOTHER_ENDPOINT)
 
 
-def _connect_fault(error: OSError) -> Fault:
+def _connect_fault(error: OSError, tls: bool) -> Fault:
     if isinstance(error, ssl.SSLError):
         return _tls_fault(error)
+    if tls and isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+        return Fault(Trouble.WRONG_SERVER, "it hangs up on our TLS (it does not speak it, or not with us)")
     if isinstance(error, socket.gaierror):
         return Fault(Trouble.UNREACHABLE, "its name cannot be resolved")
     # asyncio tells of several addresses in one text, without a number of its own.

@@ -34,7 +34,7 @@ class EtcdWatch:
     def __init__(self, key: str, prefix: bool, from_revision: int, tell: Callable[[Changes | WatchLost], None]) -> None:
         self.key = key
         self.prefix = prefix
-        self.next_revision = from_revision
+        self.next_revision = max(from_revision, 1)  # 0 would mean "from now on" to etcd, anew with every stream
         self.tell = tell
         self.over = False
         self.refused = False  # by the last stream
@@ -75,8 +75,10 @@ class Watches:
     def remove(self, watch: EtcdWatch) -> None:
         """End a watch."""
         watch.over = True
-        if self._watches.pop(watch, watch) is None and self._stream is not None:
-            self._stream.end(watch)
+        if watch in self._watches:
+            del self._watches[watch]
+            if self._stream is not None:
+                self._stream.end(watch)
 
     async def close(self) -> None:
         """End all watches and the stream."""
@@ -85,6 +87,14 @@ class Watches:
             await asyncio.wait({self._runner})
 
     async def _run(self) -> None:
+        try:
+            await self._keep_a_stream()
+        except Exception as bug:
+            for watch in self._watches:
+                watch.lose(f"A bug of dlaunch's etcd client: {bug!r}.")
+            raise
+
+    async def _keep_a_stream(self) -> None:
         pause_s = PAUSE_S[0]
         while True:
             member = self._access.next_member()

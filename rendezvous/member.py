@@ -94,6 +94,7 @@ FIRST_NODES = 12  # registrations that a look shows, beside the elders
 PROPOSERS = 3
 FENCE_S = 0.1  # from a peer's refusal to the proof: workers that lost every parent at once are being killed
 RUN_LEASE_S = 3600  # how long a run is remembered after its last agent is gone
+SPARE_S = 2.0  # a node that is not taken in by then is told so
 LEAVE_S = 3.0  # how long a leave may take to be written
 LINGER_S = 10.0  # how long the host of a private etcd serves the others after the end
 
@@ -141,6 +142,7 @@ class Member:
         self._old_ids: tuple[str, ...] = ()  # earlier ones of this process; one may be a member of the round
         self._lease = 0
         self._registered = False
+        self._registered_id = ""  # the last id that was registered
         self._registering = False
         self._lease_deadline = float("-inf")
         self._vouch_deadline = float("-inf")
@@ -294,6 +296,9 @@ class Member:
             self._register_later()
             return
         node_id, lease = self.node_id, answer.lease
+        if self._is_spent(node_id):
+            self._give_up_lease(lease)
+            return
         key = self._keys.node(node_id)
         node = self._node
         record = NodeRecord(
@@ -343,9 +348,22 @@ class Member:
         self._registering = False
         self._desk.set_timer("register", self._desk.now + RETRY_S, self._lease_is_lost)
 
+    def _is_spent(self, node_id: str) -> bool:
+        """Whether an id was registered before, and its workers have not run without a break since."""
+        return node_id == self._registered_id and (not self._running or self._stopping_since is not None)
+
+    def _give_up_lease(self, lease: int) -> None:
+        self._registering = False
+        self._desk.ask(RevokeLease(lease), TIMEOUT_S, lambda _answer: None)
+        self._lease_is_lost()
+
     def _become_registered(self, lease: int, sent_at: float) -> None:
+        if self._is_spent(self.node_id):  # its workers stopped while the answer was under way
+            self._give_up_lease(lease)
+            return
         self._registering = False
         self._registered = True
+        self._registered_id = self.node_id
         self._lease = lease
         assert self._spec
         self._desk.emit(SetToken(self._spec.token, self.node_id))
@@ -394,7 +412,10 @@ class Member:
         if assign and assign.node_id == self.node_id and self._finished != self._round.number:
             self._dead = max(self._dead, self._round.number)
             self._report(Kind.STOPPED, self.node_id)
-        self._desk.ask(Range(self._keys.round), TIMEOUT_S, self._come_back)
+        if self._outbox.is_empty:
+            self._desk.ask(Range(self._keys.round), TIMEOUT_S, self._come_back)
+        else:  # what happened under the old id is told first: its peers may take its end for a loss
+            self._desk.set_timer("register", self._desk.now + RETRY_S, self._lease_is_lost)
 
     def _come_back(self, answer: Answer | StoreError) -> None:
         if self._registered or self._registering or self._running or self._leaving or self._over:
@@ -539,16 +560,18 @@ class Member:
         self._round, self._round_revision = record, kv.mod_revision
         if before is None or before.number != record.number:
             self._gone = set()
-        if before is None or (before.number, before.phase) != (record.number, record.phase):
-            self._say_of_round(record)
+        if before:
+            self._say_of_round(before, record)
         self._outbox.send()
         self._follow_round()
         if before and record.phase is Phase.RUNNING:
             self._look()  # its elders are the new proposers
 
-    def _say_of_round(self, record: RoundRecord) -> None:
-        if record.phase is Phase.STOPPING:
+    def _say_of_round(self, before: RoundRecord, record: RoundRecord) -> None:
+        if record.phase is Phase.STOPPING and before.phase is not Phase.STOPPING:
             self._say(f"round {record.number} stops: {record.reason}")
+        elif record.phase is Phase.FORMING and before.number != record.number and record.reason != before.reason:
+            self._say(f"round {record.number} forms: {record.reason}")
 
     def _follow_round(self) -> None:
         """Do what the round asks of this node, as far as it is not done: the same whenever it is looked at."""
@@ -591,7 +614,7 @@ class Member:
         assign = self._assigns[record.nonce]
         if assign is None:
             if record.phase is Phase.RUNNING and self._registered:
-                self._say("the job runs without this node, which waits as a spare")
+                self._desk.set_timer("spare", self._desk.now + SPARE_S, lambda: self._say_spare(record.number))
             return
         number = record.number
         if self._running or self._finished == number:
@@ -602,6 +625,11 @@ class Member:
             self._report(Kind.STOPPED, assign.node_id)
         elif self._registered and self._desk.now < self._lease_deadline:
             self._start_workers(record, assign)
+
+    def _say_spare(self, number: int) -> None:
+        record = self._round
+        if record and record.number == number and record.phase is Phase.RUNNING and self._my_assign() is None:
+            self._say("the job runs without this node, which waits as a spare")
 
     def _read_assign(self, nonce: str) -> None:
         self._assigns = {}

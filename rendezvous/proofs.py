@@ -31,6 +31,10 @@ class Proofs:
             self._absent_since = {}
             self.fenced = set()
 
+    def knows_of_a_loss(self, number: int) -> bool:
+        """Whether a lapsed lease was taken for a proof in this round."""
+        return self._number == number and bool(self.fenced)
+
     def member_ended(self, now: float) -> None:
         """A member of the round is known to have stopped or gone: from now on it promises nothing."""
         if self._ended_at is None:
@@ -47,7 +51,8 @@ class Proofs:
     ) -> None:
         """A list of all registrations, asked for at ``asked_at``; ``me`` is our own id among the members, if any.
 
-        ``promised_until``: our own promise as it stood when the list was asked for.
+        ``promised_until``: our own promise as it stands when the answer comes. The store may have made the list at any
+        moment in between, so no promise may have been running, or given, in all that time.
         """
         if self._listed_at is not None and asked_at - self._listed_at >= self._ttl:
             self._absent_since = {}

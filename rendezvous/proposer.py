@@ -40,6 +40,7 @@ STAGGER_S = 0.03  # the i-th proposer acts i times this later
 TIMEOUT_S = 2.0
 RETRY_S = 0.2
 PIECE = 100  # assignments in one transaction
+_LEAVES_ROUND = {Phase.FORMING, Phase.CLOSED}
 LIST_ALL_EVERY = 4  # lists of registrations to one list of everything
 
 
@@ -111,7 +112,9 @@ class Proposer:
         if not self._loaded or record is None or record.number != number:
             return False
         reports = self.board.reports.get(number, {})
-        return any(kind not in {Kind.READY, Kind.FINISHED} for of_node in reports.values() for kind in of_node)
+        return self._proofs.knows_of_a_loss(number) or any(
+            kind not in {Kind.READY, Kind.FINISHED} for of_node in reports.values() for kind in of_node
+        )
 
     def _rest(self) -> None:
         self._desk.unwatch(self._watch)
@@ -171,22 +174,21 @@ class Proposer:
         if self._lists % LIST_ALL_EVERY == 0:
             self._list_all()
             self._desk.ask(KeepAlive(self._run_lease), TIMEOUT_S, lambda _answer: None)
-        promised_until = self._standing().promised_until
         number = self.board.round.number if self.board.round else 0
         self._desk.ask(
             Range(self._keys.nodes, prefix=True, keys_only=True),
             min(TIMEOUT_S, self._list_every_s),
-            lambda answer: self._listed(answer, now, promised_until, number),
+            lambda answer: self._listed(answer, now, number),
         )
 
-    def _listed(self, answer: Answer | StoreError, asked_at: float, promised_until: float, number: int) -> None:
+    def _listed(self, answer: Answer | StoreError, asked_at: float, number: int) -> None:
         record, members = self.board.round, self.board.members()
         if not isinstance(answer, RangeAnswer) or not self.is_active or record is None or members is None:
             return
         registered = {kv.key.rpartition("/")[2] for kv in answer.kvs}
         if record.number == number and record.phase in {Phase.RUNNING, Phase.STOPPING}:
             self._enter(number)
-            ids = self._standing().ids
+            ids, promised_until = self._standing()  # a promise that was given since the list was asked for counts too
             me = next((node_id for node_id in ids if node_id in members), None)
             self._proofs.listed(members, registered, me=me, asked_at=asked_at, promised_until=promised_until)
         if registered != set(self.board.nodes):
@@ -257,6 +259,30 @@ class Proposer:
             return
         self._ripe = None
         self._committing = True
+        before = self.board.round
+        if before and before.phase in {Phase.RUNNING, Phase.STOPPING} and decision.record.phase in _LEAVES_ROUND:
+            self._check_reports(before.number, revision)
+        else:
+            self._carry_out(decision, revision)
+
+    def _check_reports(self, number: int, revision: int) -> None:
+        """What a round has come to is decided on a list: a watch may have lost just the report that counts."""
+        request = Txn((), (Range(self._keys.round), Range(self._keys.reports(number), prefix=True)))
+        self._desk.ask(request, TIMEOUT_S, lambda answer: self._reports_checked(answer, number, revision))
+
+    def _reports_checked(self, answer: Answer | StoreError, number: int, revision: int) -> None:
+        if not isinstance(answer, TxnAnswer) or [kv.mod_revision for kv in answer.ranges[0].kvs] != [revision]:
+            self._fail()
+            return
+        self.board.load_reports(number, answer.ranges[1].kvs)
+        sight = self._sight() if self.board.round_revision == revision else None
+        decision = decide(sight) if sight else None
+        if isinstance(decision, Decision):
+            self._carry_out(decision, revision)
+        else:
+            self._fail()
+
+    def _carry_out(self, decision: Decision, revision: int) -> None:
         if decision.set_aside:
             ttl_s = math.ceil(self._settings.cool_down_s)
             self._desk.ask(GrantLease(ttl_s), TIMEOUT_S, lambda answer: self._set_aside(decision, revision, answer))
@@ -285,6 +311,7 @@ class Proposer:
         gone: list[Operation] = []
         if before and decision.record.number != before.number:
             gone.append(Delete(self._keys.reports(before.number), prefix=True))
+            gone += [Delete(self._keys.node(node_id)) for node_id in decision.dropped]
             if before.nonce:
                 gone.append(Delete(self._keys.assigns(before.nonce), prefix=True))
         return (Put(self._keys.round, write_round(decision.record), self._run_lease), *also, *gone)

@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from dlaunch.agent.events import Begin, SignalArrived
-from dlaunch.outcome import ExitStatus, RunState
+from dlaunch.outcome import ExitStatus
 from dlaunch.rendezvous.keys import Keys
 from dlaunch.rendezvous.store import Put, Request, Txn
+from dlaunch.rendezvous.values import Ending
 
 from .clock import HostClock, Scheduler
-from .etcd import Etcd, Leases
-from .faults import Fault, Kind
+from .etcd import Etcd
+from .faults import Fault, Kind, Leases, Trap
 from .invariants import Invariants, Violation
-from .job import LOST_PEER, Job
+from .job import LOST_PEER, Job, WholeWorld
 from .network import Network
 from .node import Agent, Host
 from .plan import Plan
@@ -60,8 +61,11 @@ class Result(NamedTuple):
     ended_at: float  # virtual seconds
     steps: int
     rounds: int
-    state: RunState | None
-    first_whole_at: float | None  # when the first whole world trained
+    ending: Ending | None
+    stops: tuple[str, ...]  # why rounds were stopped
+    restarts: int
+    worlds: tuple[WholeWorld, ...]  # that came together
+    problems: tuple[str, ...]  # of agents that could not take part
     counts: dict[str, int]
 
 
@@ -87,6 +91,8 @@ class Cluster:
         self._has_healed = False
         self._rounds_when_healed = 0
         self.closed_at: float | None = None
+        self._traps = list(plan.traps)
+        self.living = 0  # agents
         self._to_come = 0  # agents that are going to start
         self.etcd.observers.append(self._written)
 
@@ -94,10 +100,11 @@ class Cluster:
 
     def run(self) -> Result:
         """Let it all happen."""
-        violation = None
+        violation, ended_at = None, 0.0
         try:
             self._arrange()
             self._go_on()
+            ended_at = self.scheduler.now
             self._check_end()
         except Violation as found:
             violation = found
@@ -111,17 +118,20 @@ class Cluster:
         return Result(
             violation,
             self.story,
-            self.scheduler.now,
+            ended_at or self.scheduler.now,
             self.scheduler.steps,
             self.invariants.rounds,
-            closed.ending.state if closed and closed.ending else None,
-            self.job.first_whole_at,
+            closed.ending if closed else None,
+            tuple(self.invariants.stops),
+            self.invariants.round.restarts if self.invariants.round else 0,
+            tuple(self.job.whole),
+            tuple(agent.problem for agent in self.agents if agent.problem is not None),
             self.etcd.counts,
         )
 
     def _arrange(self) -> None:
         for host in self.plan.hosts:
-            self._add_host(host.clock, host.workers)
+            self._add_host(host.clock, host.workers, host.name)
             self._start_later(len(self.hosts) - 1, host.starts_at)
         for fault in self.plan.faults:
             self.scheduler.at(fault.at, self.strike, fault)
@@ -135,7 +145,7 @@ class Cluster:
         waits_s = plan.settings.outage_limit_s + 10 * plan.settings.lease_ttl_s + 3 * plan.needed_s
         until = max(plan.heals_at, *(host.starts_at for host in plan.hosts)) + waits_s + 90.0
         most = MOST_STEPS * max(1, len(plan.hosts) // 5)
-        while any(agent.lives for agent in self.agents) or not self._is_over():
+        while self.living or not self._is_over():
             if not scheduler.step(until) or scheduler.steps > most:
                 living = ", ".join(agent.name for agent in self.agents if agent.lives)
                 record = self.invariants.round
@@ -177,8 +187,8 @@ class Cluster:
 
     # --- hosts and agents ----------------------------------------------------------------------------------------
 
-    def _add_host(self, clock: HostClock, workers: int) -> Host:
-        host = Host(self, len(self.hosts), clock, workers)
+    def _add_host(self, clock: HostClock, workers: int, name: str = "") -> Host:
+        host = Host(self, len(self.hosts), clock, workers, name)
         self.hosts.append(host)
         return host
 
@@ -204,6 +214,7 @@ class Cluster:
         host.agents.append(agent)
         self.agents.append(agent)
         self.network.at_address[address] = agent
+        self.living += 1
         self.story.tell(agent.name, "starts")
         agent.deliver(Begin())
 
@@ -264,14 +275,30 @@ class Cluster:
         self.story.tell(agent.name, f"finds {node_id} gone")
         self.invariants.gone_heard(agent, node_id)
 
-    def asked(self, agent: Agent, request: Request) -> None:
-        """An agent sends a request to the store."""
+    def asked(self, agent: Agent, request: Request) -> Trap | None:
+        """An agent sends a request to the store: does it run into a trap?"""
         if isinstance(request, Txn):
             for operation in request.success:
-                if isinstance(operation, Put) and operation.key == self.keys.round:
-                    if self.story.kept:
-                        self.story.tell(agent.name, f"proposes {operation.value.decode()[:90]}")
-                    self.invariants.proposes(agent, operation.value)
+                if isinstance(operation, Put):
+                    if operation.key == self.keys.round:
+                        self._proposed(agent, operation.value)
+                    if self._traps and (trap := self._trap_for(agent, operation)) is not None:
+                        return trap
+        return None
+
+    def _proposed(self, agent: Agent, value: bytes) -> None:
+        if self.story.kept:
+            self.story.tell(agent.name, f"proposes {value.decode()[:90]}")
+        self.invariants.proposes(agent, value)
+
+    def _trap_for(self, agent: Agent, put: Put) -> Trap | None:
+        name, value = put.key.removeprefix(self.keys.root), put.value.decode()
+        for trap in self._traps:
+            if trap.key in name and trap.value in value:
+                self._traps.remove(trap)
+                self.story.tell("FAULT", f"{agent.name} writes {name}: {trap.snag.value} ({trap.for_s:.2f} s)")
+                return trap
+        return None
 
     def agent_ended(self, agent: Agent) -> None:
         """An agent comes to its end by itself. One that never got through to the store may give up."""
@@ -331,11 +358,15 @@ class Cluster:
             host.when_running(host.agent.starter.die)
 
     def _agent_crashes(self, host: Host, fault: Fault) -> None:
-        agent = host.agent
-        if agent is None or host.is_frozen:
-            return
+        if host.agent is not None and not host.is_frozen:
+            self.crash_agent(host.agent, fault.for_s, same_address=fault.hard)
+
+    def crash_agent(self, agent: Agent, for_s: float, *, same_address: bool = False) -> None:
+        """kill -9 of an agent; after a while there is another."""
+        self.story.tell(agent.name, "is killed")
         agent.crash()
-        self._start_later(host.index, self.scheduler.now + fault.for_s, agent.address if fault.hard else "")
+        address = agent.address if same_address else ""
+        self._start_later(agent.host.index, self.scheduler.now + for_s, address)
 
     def _agent_freezes(self, host: Host, fault: Fault) -> None:
         if (agent := host.agent) is not None:
@@ -403,13 +434,18 @@ class Cluster:
             agent.deliver(SignalArrived(signal.SIGTERM))
             self._start_later(host.index, self.scheduler.now + 5.0 + fault.for_s)
 
-    def _restart(self, host: Host, fault: Fault) -> None:
-        self._start_later(host.index, self.scheduler.now)
+    def _snapshot(self, host: Host, fault: Fault) -> None:
+        self.etcd.take_snapshot()
+
+    def _restore(self, host: Host, fault: Fault) -> None:
+        self.invariants.is_restored = True
+        self.etcd.restore()
 
     def heal(self) -> None:
         """Nothing is wrong any more, and enough nodes are there."""
         self.story.tell("FAULT", "all faults heal")
         self._has_healed = True
+        self._traps.clear()
         self._rounds_when_healed = self.invariants.rounds
         self.weather = self.etcd.weather = self.network.weather = self.job.weather = FAIR
         self._store_back(Leases.KEPT)
@@ -424,10 +460,9 @@ class Cluster:
                 agent.thaw_all()
         for worker in self.invariants.alive():
             worker.is_stalled = False
-        for host in self.hosts:
-            if host.agent is None or host.agent.was_asked_to_leave:
-                self._start_later(host.index, self.scheduler.now + 1.0)
-                self._start_later(host.index, self.scheduler.now + 40.0)  # one that was asked to leave takes its time
+        for host in self.hosts:  # users see to it that an agent runs everywhere
+            self._start_later(host.index, self.scheduler.now + 1.0)
+            self._start_later(host.index, self.scheduler.now + 40.0)
 
 
 _STRIKE: dict[Kind, Callable[[Cluster, Host, Fault], None]] = {
@@ -446,5 +481,6 @@ _STRIKE: dict[Kind, Callable[[Cluster, Host, Fault], None]] = {
     Kind.HOST_CUT: Cluster._host_cut,
     Kind.JOIN: Cluster._join,
     Kind.LEAVE: Cluster._leave,
-    Kind.RESTART: Cluster._restart,
+    Kind.SNAPSHOT: Cluster._snapshot,
+    Kind.RESTORE: Cluster._restore,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from enum import Enum
 
 from dlaunch.rendezvous.memory import MemoryKeys
 from dlaunch.rendezvous.store import (
@@ -23,6 +22,7 @@ from dlaunch.rendezvous.store import (
 )
 
 from .clock import Due, Scheduler
+from .faults import Leases, Snag, Trap
 from .story import Story
 from .weather import Weather
 
@@ -32,14 +32,6 @@ Observer = Callable[[int, "tuple[Change, ...]"], None]
 
 RECONNECT_S = (0.02, 1.0)  # until a client finds its way back
 WRITES = (Txn, GrantLease, RevokeLease)
-
-
-class Leases(Enum):
-    """What a cluster that was away as a whole makes of its leases."""
-
-    KEPT = "kept"  # each with its full time again
-    LAPSED = "lapsed"  # those that ran out meanwhile go at once
-    AGED = "aged"  # as above, when it comes to look
 
 
 class Etcd:
@@ -127,14 +119,14 @@ class Etcd:
 
     def _look_for_expired(self) -> None:
         at = self.keys.next_expiry()
-        if at is None:
+        if at is None or not self.up:
             return
-        at += self.weather.expiry_late.draw(self.dice)
+        at = max(at, self._writable_at, self.scheduler.now) + self.weather.expiry_late.draw(self.dice) + 1e-6
         if self._look is not None and self._look.call is not None and self._look.at <= at:
             return
         if self._look is not None:
             self._look.cancel()
-        self._look = self.scheduler.at(max(at, self.scheduler.now + 0.001), self._expire)
+        self._look = self.scheduler.at(at, self._expire)
 
     def _expire(self) -> None:
         self._look = None
@@ -198,12 +190,13 @@ class Etcd:
 class Asked:
     """A request under way, as its sender sees it."""
 
-    __slots__ = ("answered", "request", "timer")
+    __slots__ = ("answered", "is_unheard", "request", "timer")
 
     def __init__(self, request: Request, answered: Answered) -> None:
         self.request = request
         self.answered: Answered | None = answered
         self.timer: Due | None = None
+        self.is_unheard = False  # its answer will be lost
 
     def close(self, answer: Answer | StoreError) -> None:
         """Answer, once."""
@@ -231,8 +224,8 @@ class Client:
         """Whether what is sent now arrives."""
         return self._etcd.up and not self.cut
 
-    def ask(self, request: Request, timeout_s: float, answered: Answered) -> None:
-        """Send a request."""
+    def ask(self, request: Request, timeout_s: float, answered: Answered, trap: Trap | None = None) -> None:
+        """Send a request, into a trap perhaps."""
         etcd, dice, weather = self._etcd, self._etcd.dice, self._etcd.weather
         asked = Asked(request, answered)
         asked.timer = etcd.scheduler.after(timeout_s, self._give_up, asked)
@@ -241,11 +234,15 @@ class Client:
                 etcd.scheduler.after(0.001, asked.close, UNREACHABLE)
             elif dice.random() < 0.3:
                 self._held.append(asked)
+        elif trap is not None and trap.snag in {Snag.REQUEST_LOST, Snag.LATE}:
+            if trap.snag is Snag.LATE:
+                etcd.scheduler.after(trap.for_s, self._arrive, asked)
         elif weather.request_lost and dice.random() < weather.request_lost:
             return
         elif weather.write_late and isinstance(request, Txn) and dice.random() < weather.write_late:
             etcd.scheduler.after(weather.late.draw(dice), self._arrive, asked)
         else:
+            asked.is_unheard = trap is not None and trap.snag is Snag.ANSWER_LOST
             etcd.scheduler.after(self._way(), self._arrive, asked)
 
     def _way(self) -> float:
@@ -266,7 +263,11 @@ class Client:
                 asked.close(StoreError(Trouble.NO_QUORUM, "etcd has no leader", isinstance(asked.request, WRITES)))
             return
         answer = etcd.perform(self, asked.request)
-        if self.closed or (etcd.weather.answer_lost and etcd.dice.random() < etcd.weather.answer_lost):
+        if (
+            self.closed
+            or asked.is_unheard
+            or (etcd.weather.answer_lost and etcd.dice.random() < etcd.weather.answer_lost)
+        ):
             return
         etcd.scheduler.after(self._way(), self._hear, asked, answer)
 

@@ -6,7 +6,13 @@ import random
 from enum import Enum
 from typing import NamedTuple
 
-from .etcd import Leases
+
+class Leases(Enum):
+    """What a cluster that was away as a whole makes of its leases."""
+
+    KEPT = "kept"  # each with its full time again
+    LAPSED = "lapsed"  # those that ran out meanwhile go at once
+    AGED = "aged"  # as above, when it comes to look
 
 
 class Kind(Enum):
@@ -27,7 +33,27 @@ class Kind(Enum):
     HOST_CUT = "host cut"  # one host from its peers and from the store
     JOIN = "join"
     LEAVE = "leave"  # SIGTERM
-    RESTART = "restart"  # an agent starts where there is none
+    SNAPSHOT = "snapshot"  # of the store
+    RESTORE = "restore"  # of the store, to the snapshot
+
+
+class Snag(Enum):
+    """What can happen to one request of one agent."""
+
+    DIES_BEFORE = "its sender dies before it is sent"
+    DIES_AFTER = "its sender dies when it is sent"
+    REQUEST_LOST = "it is lost"
+    ANSWER_LOST = "its answer is lost"
+    LATE = "it arrives late"
+
+
+class Trap(NamedTuple):
+    """The first write of a key like this, with a value like this, meets a snag."""
+
+    key: str  # is in the key, below the run's root
+    value: str  # is in the value
+    snag: Snag
+    for_s: float = 0.0  # LATE: by so much; DIES_*: until the next agent starts there
 
 
 class Fault(NamedTuple):
@@ -39,7 +65,7 @@ class Fault(NamedTuple):
     other: int = 0
     for_s: float = 0.0  # how long it lasts; where somebody dies, how long until the next agent starts there
     leases: Leases = Leases.KEPT
-    hard: bool = False  # STORE_*: silence in place of refusals; WORKER_FAILS: a signal; RESTART: on the old address
+    hard: bool = False  # STORE_*: silence, not refusals; WORKER_FAILS: a signal; AGENT_CRASHES: same address again
 
     def __str__(self) -> str:
         return f"{self.at:.2f} s: {self.kind.value}, host {self.host}, {self.for_s:.2f} s"
@@ -62,6 +88,25 @@ WEIGHTS = {
     Kind.JOIN: 2,
     Kind.LEAVE: 2,
 }
+
+
+_WRITES = (
+    ("round", '"forming"'),
+    ("round", '"running"'),
+    ("round", '"stopping"'),
+    ("round", '"closed"'),
+    ("report/", ""),
+    ("nodes/", ""),
+    ("assign/", ""),
+)
+
+
+def draw_traps(dice: random.Random, *, lease_s: float) -> tuple[Trap, ...]:
+    """A few writes that go wrong, each at the worst moment: between two steps of one agent."""
+    return tuple(
+        Trap(*dice.choice(_WRITES), dice.choice(list(Snag)), dice.choice((0.1, 1.0, 2.5, lease_s, 3 * lease_s)))
+        for _ in range(dice.choice((0, 0, 0, 1, 2)))
+    )
 
 
 def draw_outage(dice: random.Random, *, hosts: int, from_s: float, to_s: float, lease_s: float) -> tuple[Fault, ...]:

@@ -48,6 +48,7 @@ class Invariants:
         self.closed: RoundRecord | None = None
         self.registered: set[str] = set()  # node ids
         self.rounds = 0
+        self.stops: list[str] = []  # why rounds were stopped
         self.is_restored = False  # from a snapshot: what no store can cure is not asked for
         self._keys = keys
         self._promise_s = promise_s
@@ -58,6 +59,7 @@ class Invariants:
         self._alive: dict[int, set[Worker]] = defaultdict(set)  # by round
         self._started: set[tuple[str, int, int]] = set()  # node id, round, local rank
         self._ranks: dict[int, dict[int, Worker]] = defaultdict(dict)  # who had which rank, by round
+        self._proven: set[tuple[str, str]] = set()  # who has seen in a list, under no promise, that whose lease is gone
         self._promises: dict[tuple[str, int], float] = {}  # by node id and round: until when, on its host's clock
 
     # --- workers -------------------------------------------------------------------------------------------------
@@ -73,7 +75,7 @@ class Invariants:
         self._started.add(place)
         if starter.deadline == float("inf"):
             raise Violation("deadline", f"{who} started, and its starter knows no deadline")
-        if other := self._ranks[number].get(worker.rank):
+        if (other := self._ranks[number].get(worker.rank)) and not self.is_restored:
             raise Violation("1 ranks", f"{who} started; {other.starter.host.name} has that rank too")
         self._ranks[number][worker.rank] = worker
         self._compare_with_record(worker, node_id)
@@ -135,6 +137,17 @@ class Invariants:
         """An agent gives a promise: it takes no lapsed lease of this round for a proof for so long."""
         self._promises[agent.node_id, message["round"]] = agent.host.shows() + self._promise_s
 
+    def listed(self, agent: Agent, asked_at: float, registered: set[str]) -> None:
+        """An agent has a list of all registrations; ``asked_at`` on its host's clock.
+
+        It proves that members without a lease are gone where no promise ran at any time between question and answer.
+        """
+        if self.round is None:
+            return
+        until = self._promises.get((agent.node_id, self.round.number), 0.0)
+        if until <= asked_at:
+            self._proven |= {(agent.node_id, member) for member in self.members if member not in registered}
+
     def proposes(self, agent: Agent, data: bytes) -> None:
         """An agent asks the store to change the round: it must not break its promise."""
         try:
@@ -144,7 +157,9 @@ class Invariants:
         if record.phase is not Phase.STOPPING or LAPSE not in record.reason:
             return
         until = self._promises.get((agent.node_id, record.number), 0.0)
-        if agent.host.shows() < until:
+        lapsed = {member for member in self.members if member not in self.registered}
+        known = any((agent.node_id, member) in self._proven for member in lapsed)
+        if agent.host.shows() < until and lapsed < set(self.members) and not known:
             raise Violation("promises", f"{agent.name} takes a lapsed lease for a proof under its promise")
 
     # --- the store -----------------------------------------------------------------------------------------------
@@ -200,15 +215,31 @@ class Invariants:
             self.rounds += 1
             if before is not None:
                 self._check_barrier(before)
-                self._check_restarts(before, record)
+                if not self.is_restored:
+                    self._check_restarts(before, record)
             self._reports.clear()
+            self._proven.clear()
             self.members = {}
         if record.phase is Phase.RUNNING:
             self.members = self._assigns[record.nonce]
             self._check_membership(record)
+        if record.phase is Phase.STOPPING:
+            self.stops.append(record.reason)
+            self._check_lapse(record)
         if record.phase is Phase.CLOSED:
             self.closed = record
             self._check_closed(record)
+
+    def _check_lapse(self, record: RoundRecord) -> None:
+        """Whoever is said to be lost because of its lease has no worker that lives."""
+        lapsed = {member for member in self.members if member not in self.registered and member not in self._reports}
+        for worker in self._alive[record.number]:
+            if worker.node_id in lapsed and _counts(worker) and LAPSE in record.reason:
+                name = worker.starter.host.name
+                if f"node {name} " in record.reason:
+                    raise Violation(
+                        "promises", f"{name} is said to be lost by its lease, and its rank {worker.rank} lives"
+                    )
 
     def _check_step(self, before: RoundRecord, record: RoundRecord) -> None:
         one = (before.number, before.phase.order)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlaunch.outcome import ExceptionInfo, ExitStatus
 
@@ -20,6 +20,14 @@ LAST_STEP_S = 0.1  # how far apart workers end
 LOST_PEER = ExceptionInfo("RuntimeError", "Connection closed by peer")
 
 
+class WholeWorld(NamedTuple):
+    """A world that came together as a whole."""
+
+    round: int
+    size: int
+    at: float
+
+
 class Job:
     """What is to be done, and how much of it is."""
 
@@ -30,8 +38,7 @@ class Job:
         self.needed_s = needed_s
         self.done_s = 0.0
         self.worlds: dict[int, World] = {}  # by round
-        self.first_whole_at: float | None = None
-        self.whole_at: float | None = None  # when the last whole world came together
+        self.whole: list[WholeWorld] = []
 
     def worker_started(self, worker: Worker) -> None:
         """A worker joins the world of its round."""
@@ -44,10 +51,6 @@ class Job:
     def worker_ended(self, worker: Worker) -> None:
         """A worker leaves it, however it ended."""
         self.worlds[worker.assignment.round].remove(worker)
-
-    def trains(self) -> bool:
-        """Whether a whole world runs."""
-        return any(world.whole_at is not None for world in self.worlds.values())
 
 
 class World:
@@ -66,8 +69,8 @@ class World:
         job = self._job
         self.running[worker.rank] = worker
         if len(self.running) == self.size and not self._is_broken:
-            self.whole_at = job.whole_at = job.scheduler.now
-            job.first_whole_at = job.first_whole_at or job.scheduler.now
+            self.whole_at = job.scheduler.now
+            job.whole.append(WholeWorld(worker.assignment.round, self.size, self.whole_at))
             self._finish = job.scheduler.after(max(0.01, job.needed_s - job.done_s), self._done)
 
     def remove(self, worker: Worker) -> None:

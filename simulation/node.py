@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlaunch.agent import actions
 from dlaunch.agent import events as agent_events
 from dlaunch.outcome import Outcome
 from dlaunch.rendezvous import effects, events
+from dlaunch.rendezvous.store import Answer, Range, RangeAnswer, StoreError
 
 from .clock import Due, HostClock
 from .etcd import Watching
+from .faults import Snag
 from .starter import Starter
 
 if TYPE_CHECKING:
@@ -25,9 +28,9 @@ HOST_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class Host:
     """A machine: its clock, its power, and who runs on it."""
 
-    def __init__(self, cluster: Cluster, index: int, clock: HostClock, workers: int) -> None:
+    def __init__(self, cluster: Cluster, index: int, clock: HostClock, workers: int, name: str = "") -> None:
         self.cluster, self.index, self.clock, self.workers = cluster, index, clock, workers
-        self.name = HOST_NAMES[index] if index < len(HOST_NAMES) else f"H{index}"
+        self.name = name or (HOST_NAMES[index] if index < len(HOST_NAMES) else f"H{index}")
         self.scheduler = cluster.scheduler
         self.has_power = True
         self.agents: list[Agent] = []  # all that ever ran here
@@ -213,10 +216,26 @@ class Agent:
     # --- what it asks for ----------------------------------------------------------------------------------------
 
     def _ask(self, effect: effects.Ask) -> None:
-        self.host.cluster.asked(self, effect.request)
-        self.client.ask(
-            effect.request, effect.timeout_s, lambda answer: self.deliver(events.Answered(effect.id, answer))
-        )
+        cluster = self.host.cluster
+        trap = cluster.asked(self, effect.request)
+        if trap is not None and trap.snag is Snag.DIES_BEFORE:
+            cluster.crash_agent(self, trap.for_s)
+            return
+        answered = partial(self._answered, effect.id)
+        if is_list_of_nodes(effect.request, cluster.keys.nodes):
+            answered = partial(self._listed, effect.id, self.host.shows())
+        self.client.ask(effect.request, effect.timeout_s, answered, trap)
+        if trap is not None and trap.snag is Snag.DIES_AFTER:
+            cluster.crash_agent(self, trap.for_s)
+
+    def _answered(self, number: int, answer: Answer | StoreError) -> None:
+        self.deliver(events.Answered(number, answer))
+
+    def _listed(self, number: int, asked_at: float, answer: Answer | StoreError) -> None:
+        if isinstance(answer, RangeAnswer):
+            registered = {kv.key.rpartition("/")[2] for kv in answer.kvs}
+            self.host.cluster.invariants.listed(self, asked_at, registered)
+        self._answered(number, answer)
 
     def _watch(self, effect: effects.WatchKeys) -> None:
         self._watches[effect.id] = self.client.watch(
@@ -352,6 +371,7 @@ class Agent:
         if not self.lives:
             return
         self.lives = False
+        self.host.cluster.living -= 1
         self.client.close()
         for due in self._timers.values():
             due.cancel()
@@ -364,6 +384,11 @@ class Agent:
         if self.starter is not None:
             self.starter.die(told=False)
         self._is_buried = True
+
+
+def is_list_of_nodes(request: object, nodes: str) -> bool:
+    """Whether this asks for all registrations."""
+    return isinstance(request, Range) and request.key == nodes and request.prefix and not request.limit
 
 
 def _timer(of: type, name: str) -> tuple[type, str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dlaunch.rendezvous.records import Join, RunSettings
 
 from .clock import HostClock
-from .faults import Fault, draw_faults, draw_outage
+from .faults import Fault, Trap, draw_faults, draw_outage, draw_traps
 from .weather import FAIR, Weather, draw_weather
 
 
@@ -17,6 +17,7 @@ class HostPlan(NamedTuple):
 
     starts_at: float = 0.0
     workers: int = 2
+    name: str = ""  # empty: a letter; two of one name are one host to the run
     clock: HostClock = HostClock(1000.0)
 
 
@@ -28,6 +29,7 @@ class Plan(NamedTuple):
     settings: RunSettings
     weather: Weather = FAIR
     faults: tuple[Fault, ...] = ()
+    traps: tuple[Trap, ...] = ()
     needed_s: float = 10.0  # of training with a whole world
     heals_at: float = 0.0  # from then on nothing is wrong any more
     timeout_s: float = 600.0  # --rdzv-timeout
@@ -68,7 +70,8 @@ def draw_plan(seed: int, agents: int = 5) -> Plan:
     faults = draw_faults(dice, hosts=count, from_s=from_s, to_s=heals_at, most=most, lease_s=lease_s)
     for _ in range(outages):
         faults += draw_outage(dice, hosts=count, from_s=from_s, to_s=heals_at, lease_s=lease_s)
-    return Plan(seed, hosts, settings, draw_weather(dice), faults, needed_s, heals_at)
+    traps = draw_traps(dice, lease_s=lease_s)
+    return Plan(seed, hosts, settings, draw_weather(dice), faults, traps, needed_s, heals_at)
 
 
 def draw_crowd(seed: int, agents: int) -> Plan:
@@ -82,4 +85,4 @@ def draw_crowd(seed: int, agents: int) -> Plan:
 def _draw_host(dice: random.Random, *, late: bool) -> HostPlan:
     clock = HostClock(dice.uniform(10.0, 1e6), 1.0 + dice.uniform(-1e-4, 1e-4))
     starts_at = dice.choice((dice.uniform(0.0, 0.2), dice.uniform(0.0, 3.0), dice.uniform(0.0, 15.0)))
-    return HostPlan(starts_at if late else dice.uniform(0.0, 0.2), dice.choice((1, 1, 2, 2, 4)), clock)
+    return HostPlan(starts_at if late else dice.uniform(0.0, 0.2), dice.choice((1, 1, 2, 2, 4)), clock=clock)

@@ -90,7 +90,7 @@ def _introduce(plan: Plan) -> str:
 
 
 def _print_times(agents: int, result: Result) -> None:
-    whole = f"{result.first_whole_at:.2f} s" if result.first_whole_at is not None else "never"
+    whole = f"{result.worlds[0].at:.2f} s" if result.worlds else "never"
     each = ", ".join(f"{count / agents:.1f} {what}" for what, count in result.counts.items())
     print(
         f"{agents} agents: all trained after {whole} (virtual); for an agent {each}; the end at {result.ended_at:.2f} s"

@@ -11,7 +11,6 @@ lives as long as the cluster should.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -33,8 +33,13 @@ from dlaunch.agent.etcd_binary import find_etcd
 PATIENCE_S = 30.0  # for anything a member should do at once, on a loaded machine
 POLL_S = 0.02
 STARTS = 4  # another process may take a port between its choice and its use
-_LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
+# Not a preexec_fn: that runs Python in a fork of this process, whose gRPC threads are gone; it was seen to crash.
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class TlsFiles(NamedTuple):
@@ -118,19 +123,14 @@ class EtcdCluster:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _launch(self, i: int, state: str) -> None:
-        parent = os.getpid()
-
-        def die_with_parent() -> None:
-            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-
         scheme = "https" if self._tls else "http"
         command = [
+            *self._before(i),
+            *(sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())),
             self._binary,
             f"--name=m{i}",
             f"--data-dir={self._data(i)}",
-            f"--listen-client-urls={scheme}://{self.endpoints[i]}",
+            f"--listen-client-urls={self._listens_at(i)}",
             f"--advertise-client-urls={scheme}://{self.endpoints[i]}",
             f"--listen-peer-urls={self._peers[i]}",
             f"--initial-advertise-peer-urls={self._peers[i]}",
@@ -151,8 +151,14 @@ class EtcdCluster:
                 cwd=self.directory,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  -- nothing in it takes a lock
             )
+
+    def _before(self, i: int) -> tuple[str, ...]:
+        """What comes before a member's command; a subclass says where else it is to run."""
+        return ()
+
+    def _listens_at(self, i: int) -> str:
+        return f"{'https' if self._tls else 'http'}://{self.endpoints[i]}"
 
     def _data(self, i: int) -> Path:
         return self.directory / f"m{i}.data"

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
 from dlaunch.frames import Frame
@@ -31,8 +31,11 @@ class NotStarted(Exception):
 class Birth(Protocol):
     """One way to start processes. Both methods return a process id, or raise NotStarted."""
 
-    def worker(self, request: Request) -> int:
-        """Start a worker. Returns 0 in a child that is to go on as the worker itself."""
+    def worker(self, request: Request, meanwhile: Callable[[], None]) -> int:
+        """Start a worker. Returns 0 in a child that is to go on as the worker itself.
+
+        Where this has to wait for something, it calls ``meanwhile`` again and again.
+        """
 
     def store(self, request: Request) -> int:
         """Start the process that serves the workers' store."""

@@ -30,6 +30,7 @@ from dlaunch.worker.birth import NotStarted, fork, give_up  # noqa: E402
 from dlaunch.worker.descriptors import close_all_but  # noqa: E402
 from dlaunch.worker.lineage import adopt_orphans  # noqa: E402
 from dlaunch.worker.signals import SignalInbox, unignore_for_exec  # noqa: E402
+from dlaunch.worker.sweep import end_everything_below  # noqa: E402
 
 PATIENCE_S = 1.0  # for a server that was asked to end; nothing that it holds is worth more
 READY = "ready"  # the name of the socket in the directory
@@ -68,27 +69,28 @@ class Keeper:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _serve(self) -> None:
-        self._inbox.watch(self._agent.fileno())
-        self._inbox.watch(self._notices.fileno())
+        """Until the server ends or the agent goes; then nothing of the server is left."""
+        heard = (self._agent.fileno(), self._notices.fileno())
+        for fd in heard:
+            self._inbox.watch(fd)
         while self._server:
             readable, signals = self._inbox.wait(None)
             if self._notices.fileno() in readable and b"READY=1" in self._notices.recv(4096).splitlines():
                 self._tell("ready")
-            if signal.SIGTERM in signals or self._agent.fileno() in readable:
-                self._inbox.forget(self._agent.fileno())
-                self._inbox.forget(self._notices.fileno())
-                self._end()
             self._reap()
+            if signal.SIGTERM in signals or self._agent.fileno() in readable:
+                break
+        for fd in heard:
+            self._inbox.forget(fd)
+        self._ask_to_end()
+        end_everything_below(self._inbox, self._reap)
 
-    def _end(self) -> None:
+    def _ask_to_end(self) -> None:
         give_up_at = now() + PATIENCE_S
-        family.send(self._server, signal.SIGTERM)
+        if self._server:
+            family.send(self._server, signal.SIGTERM)
         while self._server and (left := give_up_at - now()) > 0:
             self._inbox.wait(left)
-            self._reap()
-        while self._server:
-            family.send(self._server, signal.SIGKILL)
-            self._inbox.wait(PATIENCE_S)
             self._reap()
 
     def _reap(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+import select
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
@@ -12,6 +13,7 @@ from .birth import NotStarted, Request, fork
 from .hooked import CHANNEL, ENTRY, hooked
 from .signals import SignalInbox, unignore_for_exec
 
+_LOOK_UP_MS = 100  # from waiting for a program
 _NOT_EXECUTED = 127  # the shell's code for it; nobody but us sees it
 
 
@@ -22,8 +24,11 @@ class ProgramBirth:
         self._inbox = inbox
         self._private = {ENTRY: entry} if entry else {}
 
-    def worker(self, request: Request) -> int:
-        """Start the program, and wait (milliseconds) until the kernel has taken it or refused it."""
+    def worker(self, request: Request, meanwhile: Callable[[], None]) -> int:
+        """Start the program, and wait until the kernel has taken it or refused it.
+
+        That takes milliseconds, but for a file system that hangs.
+        """
         told, tell = os.pipe2(os.O_CLOEXEC)
         try:
             pid = fork(self._inbox)
@@ -31,7 +36,11 @@ class ProgramBirth:
                 _become_program(request, self._private, tell)
         finally:
             os.close(tell)
-        refusal = os.read(told, 4096)  # at once, and whole: less than PIPE_BUF
+        waiting = select.poll()
+        waiting.register(told, select.POLLIN)
+        while not waiting.poll(_LOOK_UP_MS):
+            meanwhile()
+        refusal = os.read(told, 4096)  # whole: less than PIPE_BUF
         os.close(told)
         if refusal:
             os.waitpid(pid, 0)

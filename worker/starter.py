@@ -113,7 +113,7 @@ class Starter:
             self._tell("not_started", id=process_id, error=LEASE_RAN_OUT, overdue=True)
             return False
         try:
-            pid = self._birth.store(request) if is_store else self._birth.worker(request)
+            pid = self._birth.store(request) if is_store else self._birth.worker(request, self._keep_deadline)
         except NotStarted as reason:
             self._tell("not_started", id=process_id, error=str(reason))
             return False

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 import traceback  # noqa: F401  -- so that no worker has to, to describe its end (capture.py)
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from dlaunch import frames
@@ -31,7 +31,7 @@ class WarmBirth:
     def __init__(self, inbox: SignalInbox) -> None:
         self._inbox = inbox
 
-    def worker(self, request: Request) -> int:
+    def worker(self, request: Request, meanwhile: Callable[[], None]) -> int:
         """Fork; the child is made a worker on its way out of the loop (child.py)."""
         return fork(self._inbox)
 

@@ -47,10 +47,9 @@ class MixedPrecision:
         if self.param_dtype is None:
             return module(*args, **kwargs)
         sparse = set(sparse_parameter_ids(module))
+        cast_sparse: Any = _CastKeepingLayout.apply
         narrow = {
-            name: _CastKeepingLayout.apply(parameter, self.param_dtype)
-            if id(parameter) in sparse
-            else self._cast(parameter)
+            name: cast_sparse(parameter, self.param_dtype) if id(parameter) in sparse else self._cast(parameter)
             for name, parameter in module.named_parameters()
         }
         args, kwargs = tree_map_only(Tensor, self._cast, (args, kwargs))
@@ -69,5 +68,5 @@ class _CastKeepingLayout(torch.autograd.Function):
         return tensor.to(dtype, copy=True)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.to(ctx.dtype), None

@@ -47,6 +47,14 @@ class FSDPModule:
             "Load its full_state_dict into another module instead."
         )
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Move or cast rows, not wholes (``to``, ``to_empty`` and the like come here)."""
+        unit = unit_of(self)
+        unit.reshard()
+        super()._apply(*args, **kwargs)  # type: ignore[misc]
+        unit.follow()
+        return self
+
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Make this module's own parameters whole until `reshard`, to look at them or to run parts of it.
 

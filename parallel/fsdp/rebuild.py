@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..transport.byte_gather import all_gather_bytes
-from .fully_shard import run_of
+from .fully_shard import Groups, run_of
 from .held_rows import Key, dtype_named, held_rows, held_values, parameters_of, restored_value
 from .replicas import Generation, Replicas
 from .run import Run
@@ -28,7 +28,7 @@ _CPU = torch.device("cpu")
 
 def rebuild(
     model: nn.Module,
-    process_group: dist.ProcessGroup | None,
+    process_group: dist.ProcessGroup | Groups | None,
     optimizer: Optimizer | None = None,
     *,
     replicas: Replicas | None = None,
@@ -40,28 +40,28 @@ def rebuild(
     Whole tensors are put together one at a time on each rank and cut anew. Gradients are dropped.
 
     Args:
-        model: sharded over one group. On a rank that joins: the same model, sharded with
+        model: sharded over one group, or over one with copies in others (hybrid). On a rank that joins: the same model, sharded with
             ``process_group=(None, None)``, its values do not matter.
-        process_group: the new ranks; ``None`` on a rank that leaves.
+        process_group: the new ranks, or a pair as `fully_shard` takes it; ``None`` on a rank that leaves.
         optimizer: of the sharded parameters; made anew of ``model.parameters()`` by ranks that join.
         replicas: go back to their newest generation that is whole everywhere, and take the rows of lost ranks from
             their neighbours. Without it, rows are taken as they are, and no rank may be missing.
         joining: this rank has no rows yet.
-        through: a group of all old and new ranks, over which rows travel; ``process_group`` if no old rank leaves.
+        through: a group of all old and new ranks, over which rows travel; ``process_group`` if no old rank leaves and it
+            is no pair.
 
     Returns:
         The step of the generation that was taken, or ``None``.
 
     Raises:
         RuntimeError: rows of some rank are nowhere.
-        ValueError: the model is sharded over two groups.
+        ValueError: a rank that leaves, or a pair of groups, and no ``through``.
     """
     run = run_of(model)
-    if any(unit.replicas is not None for unit in run.units):
-        raise ValueError("rebuild takes models that are sharded over one group, and this one is hybrid")
     run.abandon()
-    path = through or process_group
-    assert path is not None, "a rank that leaves must name the group through which its rows travel"
+    path = through if through is not None or isinstance(process_group, tuple) else process_group
+    if path is None:
+        raise ValueError("rebuild needs through=, a group of all ranks, for a rank that leaves and for hybrid sharding")
     held = {} if joining else replicas.complete() if replicas is not None else {0: _present(run, optimizer)}
     world = _agree(held, path)
     source = _Source(held.get(world.step), world, path)
@@ -159,10 +159,11 @@ def _typed(rows: Tensor, like: Tensor) -> Tensor:
     return rows.view(like.shape)
 
 
-def _move(unit: Unit, group: dist.ProcessGroup | None, optimizer: Optimizer | None, source: _Source) -> None:
+def _move(unit: Unit, group: dist.ProcessGroup | Groups | None, optimizer: Optimizer | None, source: _Source) -> None:
     """Old rows live on in the source until the new ones are filled."""
     if group is not None:
-        unit.use_transport(transport_for(group, unit.device, unit.wish))
+        shared, copies = group if isinstance(group, tuple) else (group, None)
+        unit.use_transport(transport_for(shared, unit.device, unit.wish), shared, copies)
     for parameter in unit.parameters:
         for key in source.keys(parameter.name):
             whole = source.whole(key, parameter.layout.shape, unit.device)

@@ -48,6 +48,7 @@ def watch_state_dict(unit: Unit) -> None:
     module.register_state_dict_pre_hook(_Settle(unit))  # type: ignore[no-untyped-call]
     module._register_state_dict_hook(_Show(unit))  # type: ignore[no-untyped-call]
     module.register_load_state_dict_pre_hook(_Cut(unit))  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_post_hook(_Follow(unit))  # type: ignore[no-untyped-call]
 
 
 class _Settle:
@@ -90,6 +91,16 @@ class _Cut:
             for key in keys:
                 if key in state:
                     state[key] = cut(state[key], parameter)
+
+
+class _Follow:
+    """Hook: parameters that were exchanged (``assign=True``) are shards at once: an optimizer may be made of them."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+
+    def __call__(self, *_: Any) -> None:
+        self._unit.follow()
 
 
 def _keys(unit: Unit, prefix: str) -> Iterator[tuple[ShardedParameter, list[str]]]:

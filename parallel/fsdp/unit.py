@@ -80,7 +80,7 @@ class Unit:
         self.entered = 0  # forwards under way
         self.leaving = 0  # inputs whose gradients are not all there yet
         self.missing = 0  # gradients that the present backward has not brought
-        self.divisor = float(transport.world_size * (dist.get_world_size(replicas) if replicas is not None else 1))
+        self.divisor = _ranks(transport, replicas)
 
     # Memory
 
@@ -122,6 +122,13 @@ class Unit:
         assert self.memory is not None
         return self.memory
 
+    def follow(self) -> None:
+        """Take over what users exchanged, unless it has no values yet."""
+        held = [parameter.places[0] for parameter in self.parameters]
+        values = [place.module._parameters[place.name] for place in held]
+        if self.state is State.SHARDED and not any(value is None or value.is_meta for value in values):
+            self.ensure_memory()
+
     def give_up(self, parameter: ShardedParameter) -> None:
         """Leave a parameter to an outer unit; the memory of the others is made anew with their values."""
         contents = {other: other.shard.detach().clone() for other in self.parameters if other is not parameter}
@@ -134,10 +141,12 @@ class Unit:
                     assert other.rows is not None
                     other.rows.copy_(content)
 
-    def use_transport(self, transport: Transport) -> None:
+    def use_transport(
+        self, transport: Transport, group: dist.ProcessGroup | None, replicas: dist.ProcessGroup | None
+    ) -> None:
         """Lie in new memory, cut for another group; values are not set and gradients are dropped."""
-        self.transport = transport
-        self.divisor = float(transport.world_size)
+        self.transport, self.group, self.replicas, self.mesh = transport, group, replicas, None
+        self.divisor = _ranks(transport, replicas)
         for parameter in self.parameters:
             parameter.cut_anew(transport.rank, transport.world_size)
         self.memory = None
@@ -235,6 +244,10 @@ class Unit:
             gradient = gradient.to_dense()
         gradient = gradient.detach().to(dtype).contiguous()
         return gradient / self.divisor if dtype is torch.float16 else gradient
+
+
+def _ranks(transport: Transport, replicas: dist.ProcessGroup | None) -> float:
+    return float(transport.world_size * (dist.get_world_size(replicas) if replicas is not None else 1))
 
 
 class UnitReduction:

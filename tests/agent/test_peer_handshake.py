@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlaunch.agent.peer_handshake import Connecting, Frame, HandshakeError, Identity, Listening
@@ -112,6 +112,7 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=50)
 @given(st.sampled_from(["hello", "answer", "proof", "message"]), FIELDS, st.booleans())
 def test_whatever_comes_is_refused_or_answered_and_never_believed(kind: str, fields: Frame, after_hello: bool) -> None:
     listening, connecting = Listening(BERT), Connecting(ANNA)

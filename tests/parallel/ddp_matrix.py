@@ -152,11 +152,13 @@ class Outcome:
     Attributes:
         failures: a sentence for each that failed.
         cases: how many were run.
+        failed: how many of them failed, where failures were told already.
         worst: the largest difference against (the naive class, one process) as a part of the bound.
     """
 
     failures: list[str] = field(default_factory=list)
     cases: int = 0
+    failed: int = 0
     worst: tuple[float, float] = (0.0, 0.0)
 
 
@@ -338,10 +340,10 @@ def check(rank: int, size: int, case: Case, steps: int, transport: str) -> tuple
     return against_naive / bound, worst_of(mine, once(one_process, case, size, data), bound, "one process") / bound
 
 
-def check_all(rank: int, size: int, cases: Sequence[Case], steps: int, transport: str) -> Outcome:
-    """Run on every rank of a world of ``size``; a case that raises something else than a comparison ends it."""
+def check_all(rank: int, size: int, cases: Sequence[tuple[Case, str]], steps: int) -> Outcome:
+    """Check (case, transport) pairs, on every rank of a world; what is no failed comparison ends it."""
     outcome = Outcome()
-    for case in cases:
+    for case, transport in cases:
         outcome.cases += 1
         try:
             worst = check(rank, size, case, steps, transport)

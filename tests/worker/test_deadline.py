@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -207,3 +208,53 @@ def test_an_agent_that_reads_nothing_delays_no_deadline_and_hears_everything_lat
         told = kinds(driver._kept)
         assert told[-1] == ("overdue", None)
         assert [number for kind, number in told if kind == "not_started"] == list(range(10_000, 10_000 + count))
+
+
+class Hanging:
+    """A program of which the execution hangs, as on a file system that does not answer, until it is let go.
+
+    We hold a lease on the file (fcntl(2)), so that the kernel has everybody wait who opens it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.write_text("#!/bin/sh\nexit 5\n")
+        path.chmod(0o755)
+        self.command = [str(path)]
+        signal.signal(signal.SIGIO, signal.SIG_IGN)  # it tells of those who wait
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+
+    def let_go(self) -> None:
+        os.close(self._fd)
+
+
+def test_a_program_that_hangs_before_it_is_executed_delays_no_deadline(tmp_path: Path) -> None:
+    hanging = Hanging(tmp_path / "program")
+    with driver_of(tmp_path, "exec", FOREVER) as driver:
+        worker = driver.spawn()
+        pids = [int(worker.out.lines(1)[0])]
+        set_deadline(driver, 0.2)
+        late = driver.spawn(command=hanging.command, python=False)
+        assert wait_until_gone(pids) == []
+        driver.starter_says("overdue")
+        assert [driver.exit_code(each) for each in (worker, late)] == [-signal.SIGKILL] * 2
+        hanging.let_go()
+        set_deadline(driver, 1000.0)
+        driver.spawn().out.lines(1)
+
+
+def test_a_renewal_that_comes_while_a_program_hangs_counts(tmp_path: Path) -> None:
+    hanging = Hanging(tmp_path / "program")
+    with driver_of(tmp_path, "exec", FOREVER) as driver:
+        worker = driver.spawn()
+        worker.out.lines(1)
+        soon = now() + 0.1
+        driver.ask({"kind": "deadline", "at": soon})
+        late = driver.spawn(command=hanging.command, python=False)
+        set_deadline(driver, 1000.0)
+        wait_for_clock(soon + 0.2)
+        hanging.let_go()
+        assert driver.exit_code(late) == 5
+        driver.ask({"kind": "signal", "id": worker.id, "signal": signal.SIGTERM})
+        assert driver.exit_code(worker) == -signal.SIGTERM
+        assert "overdue" not in [frame["kind"] for frame in driver._kept]

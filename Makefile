@@ -7,7 +7,8 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-parallel checkpoint-kills chaos docs clean
+.PHONY: help setup demo test check bench bench-parallel bench-faults bench-agents checkpoint-kills chaos chaos-nodes \
+	simulate docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -48,6 +49,18 @@ checkpoint-kills: $(READY)  ## kill a process that saves checkpoints a thousand 
 
 chaos: $(READY)  ## 200 seeded kills and stops of real processes; nothing may be left (SEED=1 COUNT=200)
 	$(BIN)/python benchmarks/chaos.py --seed $(or $(SEED),1) --count $(or $(COUNT),200) $(ARGS)
+
+chaos-nodes: $(READY)  ## seeded faults of several nodes and a real three-member etcd (SEED=1 COUNT=100)
+	$(BIN)/python benchmarks/chaos_nodes.py --seed $(or $(SEED),1) --count $(or $(COUNT),100) $(ARGS)
+
+simulate: $(READY)  ## whole clusters on a virtual clock: every rule, every step (SEED=1 COUNT=1000 AGENTS=5)
+	$(BIN)/python -m dlaunch.simulation --seed $(or $(SEED),1) --count $(or $(COUNT),1000) --agents $(or $(AGENTS),5) $(ARGS)
+
+bench-faults: $(READY)  ## from each fault of a node, of etcd or of the network to the next training step
+	$(BIN)/python benchmarks/faults.py $(ARGS)
+
+bench-agents: $(READY)  ## a thousand agents on one real etcd: time to form a round, reads and writes of each
+	$(BIN)/python benchmarks/thousand_agents.py $(ARGS)
 
 docs: $(READY)  ## write the generated parts of the docs anew (the tests fail when they are stale)
 	$(BIN)/python docs/generate.py

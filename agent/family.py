@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlaunch.clock import now
+
+if TYPE_CHECKING:
+    import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE_S = 10.0  # SIGKILL is immediate, except for a process in uninterruptible sleep
@@ -18,16 +23,17 @@ def become_subreaper() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_everything_below(pid: int) -> list[int]:
+def kill_everything_below(pid: int, spared: Collection[int] = ()) -> list[int]:
     """SIGKILL all descendants of ``pid`` until none is left; returns those that could not be killed in time.
 
-    To be called by ``pid`` itself, a subreaper: what loses its parent on the way falls to it and is found again.
+    ``spared`` are children that live on, with all below them. To be called by ``pid`` itself, a subreaper: what loses
+    its parent on the way falls to it and is found again.
     """
     import psutil  # noqa: PLC0415  -- 20 ms that only a lost process costs
 
     deadline = now() + PATIENCE_S
     me = psutil.Process(pid)
-    while children := [child for child in me.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]:
+    while children := _living_below(me, spared):
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -36,6 +42,17 @@ def kill_everything_below(pid: int) -> list[int]:
             return [child.pid for child in children]
     _reap_adopted()
     return []
+
+
+def _living_below(process: psutil.Process, spared: Collection[int]) -> list[psutil.Process]:
+    from psutil import NoSuchProcess  # noqa: PLC0415
+
+    found = []
+    for child in process.children():
+        if child.pid not in spared:
+            with contextlib.suppress(NoSuchProcess):
+                found += [one for one in [child, *child.children(recursive=True)] if one.status() != "zombie"]
+    return found
 
 
 def handles(pid: int, signum: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dlaunch.environ import Meeting, Place, World, worker_environment
@@ -43,6 +43,7 @@ class WorkerGroup:
         restart_count: int,
         first_id: int,
         world: World | None = None,
+        more_environment: Mapping[str, str] | None = None,
     ) -> None:
         self.store_id = first_id
         self.workers: dict[int, Worker] = {}  # by local rank
@@ -51,6 +52,7 @@ class WorkerGroup:
         self._attempt = attempt
         self._restart_count = restart_count
         self._world = world or World.alone(local_world_size)
+        self._more_environment = more_environment or {}
         self._meeting: Meeting
 
     @property
@@ -120,7 +122,7 @@ class WorkerGroup:
         }
 
     def _environment(self, worker: Worker) -> dict[str, str]:
-        return worker_environment(
+        variables = worker_environment(
             worker.place,
             self._meeting,
             run_id=self._spec.run_id,
@@ -131,3 +133,4 @@ class WorkerGroup:
             inherited=os.environ,
             virtual_local_rank=self._spec.virtual_local_rank,
         )
+        return {**variables, **self._more_environment}

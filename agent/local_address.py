@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from ipaddress import ip_address
-from typing import NamedTuple
 
 from dlaunch.errors import ConfigurationError, StoreUnreachable
 from dlaunch.rendezvous_spec import host_and_port
 
+from .own_address import Place, is_ours, means_loopback, resolve
+
 # Addresses that belong to nobody (RFC 5737, RFC 3849): the way there is the way out of this host.
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 _SOME_PORT = 9  # UDP; nothing is sent
-
-
-class _Place(NamedTuple):
-    family: socket.AddressFamily
-    address: str
-    scope: int = 0  # the network interface of a link-local IPv6 address
 
 
 def local_address(endpoints: Sequence[str], wish: str | None) -> str:
@@ -34,7 +28,7 @@ def local_address(endpoints: Sequence[str], wish: str | None) -> str:
     for endpoint in endpoints:
         host, port = host_and_port(endpoint)
         try:
-            return _source_towards(host, port)
+            return str(_source_towards(host, port))
         except OSError as error:
             troubles.append(f"{endpoint} ({error.strerror or 'not found'})")
     raise StoreUnreachable(
@@ -45,97 +39,48 @@ def local_address(endpoints: Sequence[str], wish: str | None) -> str:
 
 def _wished(wish: str) -> str:
     try:
-        places = _resolve(wish.strip("[]"))
+        places = resolve(wish.strip("[]"))
     except OSError as error:
         raise ConfigurationError(
             f"--local-addr {wish} cannot be resolved ({error.strerror or 'not found'}).",
             "Give an address of this host.",
         ) from None
     for place in places:
-        if _is_ours(place):
-            return _text(place)
-    shown = ", ".join(_text(place) for place in places)
+        if is_ours(place):
+            return str(place)
+    shown = ", ".join(map(str, places))
     raise ConfigurationError(
         f"--local-addr {wish} is not an address of this host" + (f" (it is {shown})." if shown != wish else "."),
         "Give an address or a name of this host that the other nodes can reach.",
     )
 
 
-def _source_towards(host: str, port: int) -> str:
+def _source_towards(host: str, port: int) -> Place:
     """The source address of the route to an endpoint; raises OSError."""
     failed: OSError | None = None
-    for place in _resolve(host):
+    for place in resolve(host):
         try:
             found = _source(place, port)
         except OSError as error:
             failed = error
             continue
-        if _is_loopback(found.address) and not _means_loopback(host):
-            return _text(_way_out(found))
-        return _text(found)
+        return _way_out(found) if found.is_loopback and not means_loopback(host) else found
     raise failed or OSError("it has no address")
 
 
-def _way_out(loopback: _Place) -> _Place:
+def _way_out(loopback: Place) -> Place:
     """For a name of this host that /etc/hosts gives a loopback address, as some systems do: others know it by another.
 
     Where there is no way out of this host, the loopback address it is.
     """
     try:
-        return _source(_Place(loopback.family, _ELSEWHERE[loopback.family]), _SOME_PORT)
+        return _source(Place(loopback.family, _ELSEWHERE[loopback.family]), _SOME_PORT)
     except OSError:
         return loopback
 
 
-def _source(place: _Place, port: int) -> _Place:
+def _source(place: Place, port: int) -> Place:
     with socket.socket(place.family, socket.SOCK_DGRAM) as sock:  # connecting UDP chooses a route and sends nothing
-        sock.connect(_full(place, port))
+        sock.connect(place.with_port(port))
         name = sock.getsockname()
-    return _Place(place.family, name[0], name[3] if place.family is socket.AF_INET6 else 0)
-
-
-def _resolve(host: str) -> list[_Place]:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except UnicodeError:
-        raise OSError(0, "no name of a host") from None
-    return [
-        _Place(family, str(place[0]), int(place[-1]) if family is socket.AF_INET6 else 0)
-        for family, _kind, _protocol, _name, place in found
-    ]
-
-
-def _is_ours(place: _Place) -> bool:
-    try:
-        with socket.socket(place.family, socket.SOCK_STREAM) as sock:
-            sock.bind(_full(place, 0))
-    except OSError:
-        return False
-    return not ip_address(place.address.partition("%")[0]).is_unspecified
-
-
-def _full(place: _Place, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
-    if place.family is socket.AF_INET6:
-        return (place.address, port, 0, place.scope)
-    return (place.address, port)
-
-
-def _text(place: _Place) -> str:
-    """The address as it can be given to getaddrinfo, also where it needs its network interface."""
-    if place.scope and "%" not in place.address:
-        return f"{place.address}%{socket.if_indextoname(place.scope)}"
-    return place.address
-
-
-def _is_loopback(address: str) -> bool:
-    return ip_address(address.partition("%")[0]).is_loopback
-
-
-def _means_loopback(host: str) -> bool:
-    """Whether an endpoint asks for this host only."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return _is_loopback(host)
-    except ValueError:
-        return False
+    return Place(place.family, name[0], name[3] if place.family is socket.AF_INET6 else 0)

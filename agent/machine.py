@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from dlaunch.errors import ExitCode
-from dlaunch.outcome import Attempt, ExitStatus, Failure, FailureKind, Outcome, RunState
+from dlaunch.outcome import Attempt, ExitStatus, Failure, FailureKind, Outcome, RunState, describe
 from dlaunch.spec import RestartPolicy, StartMethod
 
 from .actions import (
@@ -394,20 +394,6 @@ class Machine:
 
     def _living(self) -> tuple[int, ...]:
         return tuple(n for n, worker in sorted(self._workers.items()) if worker.lives)
-
-
-def describe(failure: Failure) -> str:
-    """What failed and how, in half a sentence."""
-    who = f"rank {failure.rank} (pid {failure.pid})" if failure.rank is not None else failure.detail
-    if failure.kind is FailureKind.NOT_STARTED:
-        return f"rank {failure.rank} could not be started: {failure.detail}"
-    if failure.kind is FailureKind.INFRASTRUCTURE:
-        return f"{who}: {failure.status}" if failure.status else who
-    if failure.kind is FailureKind.OOM_KILL:
-        return f"{who} was killed by the kernel: out of memory"
-    if failure.exception is not None:
-        return f"{who} raised {failure.exception.type}"
-    return f"{who} ended with {failure.status}"
 
 
 def _end(local_rank: int, worker: _Worker) -> WorkerEnd:

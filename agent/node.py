@@ -16,7 +16,7 @@ from dlaunch.spec import JobSpec
 
 from .console import Console
 from .coupling import Coupling
-from .etcd_server import AlreadyServed, EtcdServer, owns_endpoint
+from .etcd_server import AlreadyServed, EtcdServer, EtcdState, owns_endpoint
 from .layout import RunDirectory
 from .local_address import local_address
 from .machine import Settings
@@ -26,6 +26,7 @@ from .record import RunRecord
 from .signals import SignalSource
 from .starter import Starter
 
+SERVER_S = 30.0  # how long a private etcd may take to be ready
 CONNECT_S = 15.0  # how long an etcd of the user's may be out of reach at first
 
 
@@ -57,6 +58,7 @@ def run_member(
             first_starter,
             address=address,
             open_store=lambda deliver: _open_store(rendezvous, deliver),
+            spared=(server.keeper_pid,) if server else (),
         )
     except BaseException:
         first_starter.dismiss()
@@ -77,7 +79,17 @@ def _start_server(rendezvous: RendezvousSpec, log_directory: Path | None) -> Etc
     host, port = host_and_port(rendezvous.endpoints[0])
     is_host = owns_endpoint(host) if rendezvous.is_host is None else rendezvous.is_host
     server = EtcdServer.start(host, port, log_directory) if is_host else None
-    return None if isinstance(server, AlreadyServed) else server
+    if server is None or isinstance(server, AlreadyServed):
+        return None
+    try:
+        another_serves = server.settled(SERVER_S) is EtcdState.ALREADY_SERVED
+    except BaseException:
+        server.stop()
+        raise
+    if another_serves:
+        server.stop()
+        return None
+    return server
 
 
 def _open_store(rendezvous: RendezvousSpec, deliver: Deliver) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import socket
 import threading
@@ -22,6 +23,7 @@ from .actions import SpawnGroup
 from .console import Console
 from .coupling import Coupling
 from .group import WorkerGroup
+from .interface import gloo_variables
 from .layout import RunDirectory
 from .loop import Loop
 from .meeting import OpenedMeeting, open_meeting
@@ -86,8 +88,12 @@ class NodeLoop(Loop):
         *,
         address: str,
         open_store: Callable[[Deliver], Store],
+        spared: tuple[int, ...],
     ) -> None:
-        """``address`` is this node's; ``couple`` makes its machines, given host:port where it listens for its peers."""
+        """``couple`` makes this node's machines, given host:port where it listens for its peers.
+
+        ``address`` is this node's own; ``spared`` are children of this process that are no starter's business.
+        """
         self._selector = selectors.DefaultSelector()
         self._peers = Peers(
             self._selector,
@@ -97,6 +103,7 @@ class NodeLoop(Loop):
         coupling = couple(self._peers.open(address))
         super().__init__(spec, local_world_size, console, coupling, directory, record, first_starter, self._selector)
         self._address = address
+        self._spared = spared
         self._inbox = Inbox()
         self._store = open_store(self._inbox.deliver)
         self._watches: dict[int, Watch] = {}
@@ -168,6 +175,7 @@ class NodeLoop(Loop):
     def _start_starter(self, method: StartMethod) -> None:
         super()._start_starter(method)
         assert self._starter
+        self._starter.spared = self._spared
         if self._peers.listener is not None:
             self._starter.hold(self._peers.listener.fileno())  # who cannot be refused may still have live workers
         if self._deadline is not None:
@@ -191,7 +199,13 @@ class NodeLoop(Loop):
         assert assignment
         world = _world(assignment)
         group = WorkerGroup(
-            self._spec, self._size, action.attempt, assignment.restart_count, self._next_id, world=world
+            self._spec,
+            self._size,
+            action.attempt,
+            assignment.restart_count,
+            self._next_id,
+            world=world,
+            more_environment=gloo_variables(self._address, os.environ),
         )
         if assignment.group_rank == 0 and self._meeting and self._meeting[0] == assignment.round:
             group.host(starter, self._meeting[1])

@@ -43,6 +43,7 @@ class Starter:
         self.method = method
         self.guard_socket, guard_end = socket.socketpair()
         self.socket, starter_end = socket.socketpair()
+        self.spared: tuple[int, ...] = ()  # children of this process that `destroy` leaves alone
         self._swept = False  # the guard said that nothing is left
         self._guard_reader = frames.FrameReader()
         self._reader = frames.FrameReader()
@@ -90,7 +91,7 @@ class Starter:
         """SIGKILL guard, starter and all below them, even if they are stopped (SIGSTOP) or hang."""
         from .family import kill_everything_below  # noqa: PLC0415  -- psutil, for a case that hardly comes
 
-        kill_everything_below(os.getpid())
+        kill_everything_below(os.getpid(), self.spared)
 
     def dismiss(self) -> None:
         """Let both end, the starter at the closing of its socket and then the guard, and wait for it."""

@@ -11,6 +11,7 @@ are an upper bound of what a thousand machines would need, apart from their netw
 from __future__ import annotations
 
 import argparse
+import contextlib
 import cProfile
 import heapq
 import itertools
@@ -21,7 +22,7 @@ import resource
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -373,19 +374,28 @@ def _row(title: str, values: list[float]) -> None:
     print(f"{title:34}" + "".join(f"{value:>10.2f}" for value in values), flush=True)
 
 
+@contextlib.contextmanager
+def profiled(into: str | None) -> Iterator[None]:
+    """Write cProfile's statistics of this thread to a file, if one is named; also where the run fails."""
+    if into is None:
+        yield
+        return
+    profile = cProfile.Profile()
+    try:
+        profile.enable()
+        yield
+    finally:
+        profile.disable()
+        profile.dump_stats(into)
+
+
 def main() -> int:
     arguments = _parse_arguments()
     by_count: dict[int, Result] = {}
-    profile = cProfile.Profile() if arguments.profile else None
-    for count in arguments.agents:
-        runs = arguments.runs if count < BUDGET_AGENTS else 1
-        if profile:
-            profile.enable()
-        by_count[count] = middle([measure(count, arguments.connections) for _ in range(runs)])
-        if profile:
-            profile.disable()
-    if profile:
-        profile.dump_stats(arguments.profile)
+    with profiled(arguments.profile):
+        for count in arguments.agents:
+            runs = arguments.runs if count < BUDGET_AGENTS else 1
+            by_count[count] = middle([measure(count, arguments.connections) for _ in range(runs)])
     show(by_count)
     print(f"load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if arguments.json:

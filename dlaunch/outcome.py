@@ -102,6 +102,20 @@ class Failure(NamedTuple):
         return self.status.as_exit_code if self.status is not None and not self.status.ok else ExitCode.INTERNAL
 
 
+def describe(failure: Failure) -> str:
+    """What failed and how, in half a sentence."""
+    who = f"rank {failure.rank} (pid {failure.pid})" if failure.rank is not None else failure.detail
+    if failure.kind is FailureKind.NOT_STARTED:
+        return f"rank {failure.rank} could not be started: {failure.detail}"
+    if failure.kind is FailureKind.INFRASTRUCTURE:
+        return f"{who}: {failure.status}" if failure.status else who
+    if failure.kind is FailureKind.OOM_KILL:
+        return f"{who} was killed by the kernel: out of memory"
+    if failure.exception is not None:
+        return f"{who} raised {failure.exception.type}"
+    return f"{who} ended with {failure.status}"
+
+
 class Attempt(NamedTuple):
     """One life of the worker group."""
 

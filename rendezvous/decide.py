@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dlaunch.errors import ExitCode
-from dlaunch.outcome import Failure, FailureKind, RunState
+from dlaunch.outcome import Failure, FailureKind, RunState, describe
 
 from .placing import assign, in_rank_order
 from .records import AssignRecord, Join, Kind, NodeRecord, Phase, ReportRecord, RoundRecord, RunSettings
@@ -248,12 +248,18 @@ def _after_failure(sight: Sight, failure: Failure) -> Decision:
     if counted >= settings.max_restarts:
         return _close(sight, RunState.FAILED, failure.exit_code, _spent(settings), failure)
     delay_s = min(settings.backoff_s * 2.0 ** min(counted, 60), settings.backoff_max_s)
-    formed = _form(sight, sight.round.reason)
+    formed = _form(sight, _restart_sentence(settings, failure, told.restarts + 1, delay_s))
     ages = (*formed.record.restart_ages_s, 0.0) if window is not None else ()
     record = formed.record._replace(restarts=told.restarts + 1, delay_s=delay_s, restart_ages_s=ages)
     if _is_to_be_set_aside(sight, failure.node):
         return formed._replace(record=record._replace(streak=0, streak_host=""), set_aside=failure.node)
     return formed._replace(record=record)
+
+
+def _restart_sentence(settings: RunSettings, failure: Failure, number: int, delay_s: float) -> str:
+    when = f" in {delay_s:g} s" if delay_s > 0 else ""
+    budget = f"{number} of {settings.max_restarts}" if settings.restart_window_s is None else f"number {number}"
+    return f"{describe(failure)} on {failure.node}; restarting all workers{when} (restart {budget})"
 
 
 def _is_to_be_set_aside(sight: Sight, host: str) -> bool:

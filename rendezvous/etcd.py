@@ -271,6 +271,7 @@ class Client:
                     return None
         finally:
             sent.cancel()
+            sent.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, and of no interest
 
     # --- who we are ------------------------------------------------------------------------------------------------
 

@@ -175,7 +175,8 @@ class Cluster:
     def _check_agents_end(self, agent: Agent) -> None:
         closed = self.invariants.closed
         early = self.closed_at is None or agent.ended_at < self.closed_at
-        if agent.problem is not None and early and agent.may_give_up_until < agent.ended_at:
+        restored = self.invariants.is_restored
+        if agent.problem is not None and early and not restored and agent.may_give_up_until < agent.ended_at:
             raise Violation("6 the end", f"{agent.name} gave up: {agent.problem}")
         if agent.outcome is None or agent.was_asked_to_leave:
             return

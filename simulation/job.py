@@ -44,7 +44,7 @@ class Job:
         """A worker joins the world of its round."""
         number = worker.assignment.round
         world = self.worlds.get(number)
-        if world is None:
+        if world is None or world.is_over():
             world = self.worlds[number] = World(self, worker.assignment.world_size)
         world.add(worker)
 
@@ -72,6 +72,10 @@ class World:
             self.whole_at = job.scheduler.now
             job.whole.append(WholeWorld(worker.assignment.round, self.size, self.whole_at))
             self._finish = job.scheduler.after(max(0.01, job.needed_s - job.done_s), self._done)
+
+    def is_over(self) -> bool:
+        """Whether nothing of it runs any more: a world of that number again is another one, after a restore."""
+        return self._is_broken and not self.running
 
     def remove(self, worker: Worker) -> None:
         """A worker has ended: the others are done too, or have lost a peer."""

@@ -171,7 +171,9 @@ class HostedEtcd(EtcdCluster):
     def _open(self, i: int, path: str, body: dict[str, Any] | None, timeout_s: float, token: str = "") -> Any:
         connection = _LocalConnection(self.directory / f"m{i}:0", timeout_s)
         content = None if body is None else json.dumps(body).encode()
-        connection.request("GET" if body is None else "POST", f"/{path}", content, {"Authorization": token})
+        connection.request(
+            "GET" if body is None else "POST", f"/{path}", content, {"Authorization": token} if token else {}
+        )
         answer = connection.getresponse()
         if answer.status != 200:
             raise OSError(f"member {i} answers {answer.status} to {path}: {answer.read(200)!r}")

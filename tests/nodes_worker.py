@@ -1,8 +1,8 @@
-"""``nodes_worker.py FOLDER``: a worker without torch, for tests of many nodes. It shows when it lived, and in which world.
+"""``nodes_worker.py FOLDER``: a worker without torch, for tests of many nodes. It shows when it lived, in which world.
 
 It writes a file of its own, ``FOLDER/lives/<pid>``: one line of JSON with the variables that it was given, then a line
-with the seconds on CLOCK_BOOTTIME every few milliseconds. It ends with 0 once FOLDER holds ``finish``, and with CODE once
-FOLDER holds ``fail-<rank>-<restart count>``, whose content is CODE. It ends by itself after three minutes.
+with the seconds on CLOCK_BOOTTIME every few milliseconds. It ends with 0 once FOLDER holds ``finish``, and with what
+``fail-<rank>-<restart count>`` holds once that is there. It ends by itself after three minutes.
 """
 
 import json
@@ -15,9 +15,10 @@ FOLDER = Path(sys.argv[1])
 LIMIT_S = 180.0
 TICK_S = 0.005
 NAMES = (
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE "
-    "MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID"
-).split()
+    *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"),
+)
 
 
 def now() -> float:
@@ -29,12 +30,12 @@ def main() -> None:
     begun_at = now()
     fail = FOLDER / f"fail-{told['RANK']}-{told['TORCHELASTIC_RESTART_COUNT']}"
     fresh = FOLDER / "lives" / f".{os.getpid()}"
-    with fresh.open("w", buffering=1) as life:
-        life.write(json.dumps(told | {"host": os.uname().nodename, "at": begun_at}) + "\n")
+    with fresh.open("wb", buffering=0) as life:
+        life.write((json.dumps(told | {"host": os.uname().nodename, "at": begun_at}) + "\n").encode())
         fresh.rename(fresh.with_name(str(os.getpid())))
         print(f"rank {told['RANK']} of {told['WORLD_SIZE']}", flush=True)
         while now() < begun_at + LIMIT_S:
-            life.write(f"{now():.6f}\n")
+            life.write(b"%.6f\n" % now())
             if fail.exists():
                 sys.exit(int(fail.read_text() or "1"))
             if (FOLDER / "finish").exists():

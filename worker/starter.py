@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Collection
 from typing import Any, NoReturn
 
 from dlaunch.clock import now
@@ -100,7 +99,7 @@ class Starter:
                     family.kill_session(pid)
             case "sweep":
                 self._sweep_was_asked_for = True
-                self._begin_sweep(frame["gentle_s"], ours=self._stores)
+                self._begin_sweep(frame["gentle_s"])
             case "deadline":
                 self._deadline = frame["at"]
                 self._was_enforced = False
@@ -148,7 +147,7 @@ class Starter:
         self._reap()  # what ended by itself is told as such
         for pid in self._ids:
             family.send(pid, signal.SIGKILL)
-        sweep = self._begin_sweep(0.0, ours=self._ids)
+        sweep = self._begin_sweep(0.0)
         self._look_again_s = take_step(sweep)
         self._tell("overdue", at=now(), deadline=self._deadline)
 
@@ -160,11 +159,11 @@ class Starter:
             if (process_id := self._ids.pop(pid, None)) is not None:
                 self._tell("exited", id=process_id, status=status, at=now())
 
-    def _begin_sweep(self, gentle_s: float, ours: Collection[int]) -> Sweep:
+    def _begin_sweep(self, gentle_s: float) -> Sweep:
         for pid in self._stores:
             family.send(pid, signal.SIGKILL)
         if self._sweep is None:
-            self._sweep = Sweep(gentle_s, now(), ours=ours)
+            self._sweep = Sweep(gentle_s, now(), ours=self._stores)
         elif gentle_s == 0:
             self._sweep.hurry()
         return self._sweep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Any, NoReturn
@@ -19,6 +20,9 @@ def serve(address: str, port: int, world_size: int, listener: int) -> NoReturn:
     _server = kind(  # serves from threads of its own, for as long as the object lives
         address, port, world_size, is_master=True, wait_for_workers=False, master_listen_fd=listener
     )
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stderr.fileno())  # it serves: what it says now is of clients' names that do not resolve
+    os.close(nowhere)
     while True:
         signal.pause()
 

@@ -1,8 +1,8 @@
 """``nodes_steps.py FOLDER``: trains a small model with torch's own DDP over gloo on several nodes, and shows when.
 
 Each process writes a file of its own, ``FOLDER/lives/<pid>``: one line of JSON with the variables that it was given,
-then "<seconds on CLOCK_BOOTTIME> <steps done>" after each step and, from a thread, every 20 ms: a worker that waits in a
-collective lives too. All ranks end with 0 at the same step, once FOLDER holds ``finish``.
+then "<seconds on CLOCK_BOOTTIME> <steps done>" after each step and, from a thread, every 20 ms: a worker that waits in
+a collective lives too. All ranks end with 0 at the same step, once FOLDER holds ``finish``.
 """
 
 import json
@@ -16,9 +16,10 @@ FOLDER = Path(sys.argv[1])
 PAUSE_S = 0.005  # so that a step takes 5 to 10 ms
 TICK_S = 0.02
 NAMES = (
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE "
-    "MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID"
-).split()
+    *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"),
+)
 steps = 0
 
 
@@ -26,18 +27,23 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def begin():  # noqa: ANN201  -- a text file
+def begin() -> int:
+    """The file, with its first line; each line is one write, so that two threads may write."""
     fresh = FOLDER / "lives" / f".{os.getpid()}"
-    life = fresh.open("w", buffering=1)
+    life = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     told = {name: os.environ.get(name, "") for name in NAMES}
-    life.write(json.dumps(told | {"host": os.uname().nodename, "at": now()}) + "\n")
+    os.write(life, (json.dumps(told | {"host": os.uname().nodename, "at": now()}) + "\n").encode())
     fresh.rename(fresh.with_name(str(os.getpid())))
     return life
 
 
-def tick(life) -> None:  # noqa: ANN001
+def note(life: int) -> None:
+    os.write(life, b"%.6f %d\n" % (now(), steps))
+
+
+def tick(life: int) -> None:
     while True:
-        life.write(f"{now():.6f} {steps}\n")
+        note(life)
         time.sleep(TICK_S)
 
 
@@ -61,7 +67,7 @@ def main() -> None:
         model(torch.randn(32, 64)).sum().backward()
         optimizer.step()
         steps += 1
-        life.write(f"{now():.6f} {steps}\n")
+        note(life)
         finish = torch.tensor(float((FOLDER / "finish").exists()))
         dist.all_reduce(finish)
         time.sleep(PAUSE_S)

@@ -139,9 +139,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; the backward of what it returns is reduced, unless this is within `no_sync`."""
         inputs, kwargs = self._before_forward(inputs, kwargs)
-        self.reducer.times.forward_began()
         output = self.mixed_precision.run(self.module, inputs, kwargs)
-        self.reducer.times.forward_ended()
         self._after_forward(output)
         return output
 
@@ -177,11 +175,13 @@ class DistributedDataParallel(nn.Module, Joinable):
             moved: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
                 Tensor, lambda tensor: tensor.to(target, non_blocking=True), (inputs, kwargs)
             )
-            return moved
+            inputs, kwargs = moved
+        self.reducer.times.forward_began()
         return inputs, kwargs
 
     @_disable_dynamo
     def _after_forward(self, output: Any) -> None:
+        self.reducer.times.forward_ended()
         if self.will_sync_module_buffers() and self._has_buffer_hook(BufferHookTime.POST_FORWARD):
             self._sync_buffers()
         reduces = torch.is_grad_enabled() and self.require_backward_grad_sync
@@ -289,7 +289,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             raise ValueError("Communication hook: it takes a state and a bucket: hook(state, bucket).")
         if self.reducer.comm_hook is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-        self.reducer.comm_hook = (state, hook)
+        self.reducer.use_comm_hook(state, hook)
 
     # Uneven inputs
 

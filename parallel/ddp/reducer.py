@@ -28,7 +28,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 
 from ..collective_error import CollectiveError, kind_of
-from ..transport.base import Pending, Transport
+from ..transport.base import Pending, TorchTransport, Transport
 from ..transport.errors import invalid_gradients, not_reduced, ready_twice, unfinished
 from .bucket import Bucket, SparseBucket
 from .bucket_layout import Layout, Slot, lay_out
@@ -111,6 +111,11 @@ class Reducer:
         self._forward_waits = True
         self._output_reached = self._callback_queued = False  # a backward that raised never made its call
         self._unused_by_graph = sorted(unused)
+
+    def use_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Let ``hook(state, bucket)`` reduce each bucket from the next backward on."""
+        self.comm_hook = (state, hook)
+        self.buckets, self._place = [], {}
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         """As torch's reducer has it, for those who call it themselves (Accelerate does): reduce the next backward.
@@ -452,8 +457,10 @@ class Reducer:
         """Allocate late: the old buffers have gone with the gradients by now."""
         if self.buckets:
             return
+        # Hooks reduce by collectives of their own, and may resize a buffer: plain memory is best for them.
+        source = self.transport if self.comm_hook is None else TorchTransport(self._group)
         try:
-            flats = self.transport.allocate([self._spec(members) for members in self.layout])
+            flats = source.allocate([self._spec(members) for members in self.layout])
         except RuntimeError as error:
             self._fail(error, "anything: there are no buckets")
         self.buckets = [

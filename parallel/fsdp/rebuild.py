@@ -40,15 +40,15 @@ def rebuild(
     Whole tensors are put together one at a time on each rank and cut anew. Gradients are dropped.
 
     Args:
-        model: sharded over one group, or over one with copies in others (hybrid). On a rank that joins: the same model, sharded with
-            ``process_group=(None, None)``, its values do not matter.
+        model: sharded over one group, or over one with copies in others (hybrid). On a rank that joins: the same model,
+            sharded with ``process_group=(None, None)``, its values do not matter.
         process_group: the new ranks, or a pair as `fully_shard` takes it; ``None`` on a rank that leaves.
         optimizer: of the sharded parameters; made anew of ``model.parameters()`` by ranks that join.
         replicas: go back to their newest generation that is whole everywhere, and take the rows of lost ranks from
             their neighbours. Without it, rows are taken as they are, and no rank may be missing.
         joining: this rank has no rows yet.
-        through: a group of all old and new ranks, over which rows travel; ``process_group`` if no old rank leaves and it
-            is no pair.
+        through: a group of all old and new ranks, over which rows travel; ``process_group`` if no old rank leaves and
+            it is no pair.
 
     Returns:
         The step of the generation that was taken, or ``None``.

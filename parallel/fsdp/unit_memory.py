@@ -88,7 +88,11 @@ class ResidentMemory:
 
 
 class GatheredMemory:
-    """Whole tensors in one buffer that exists from the start of a gather until it is freed."""
+    """Whole tensors in one buffer that exists from the start of a gather until it is freed.
+
+    Attributes:
+        kept: this rank's pieces of what near ranks keep between forward and backward.
+    """
 
     def __init__(
         self,
@@ -100,7 +104,7 @@ class GatheredMemory:
     ) -> None:
         self.rows = rows
         self._near = near
-        self._kept: list[Tensor] | None = None  # this rank's pieces of the whole, between forward and backward
+        self.kept: list[Tensor] | None = None
         self._layouts = [spec.layout for spec in specs]
         self._dtypes = [spec.compute_dtype for spec in specs]
         self._device = device
@@ -115,8 +119,8 @@ class GatheredMemory:
     def begin_gather(self) -> None:
         """Allocate, and let the pieces come."""
         self._buffer.untyped_storage().resize_(self._nbytes)
-        if self._near is not None and self._kept is not None:
-            self._gather = self._near.gather(self._kept, self._targets)
+        if self._near is not None and self.kept is not None:
+            self._gather = self._near.gather(self.kept, self._targets)
             return
         pieces = [
             rows.to(device=self._device, dtype=dtype, non_blocking=True)
@@ -133,18 +137,18 @@ class GatheredMemory:
     def free(self) -> None:
         """Give the storage back."""
         self.finish_gather()
-        self._kept = None
+        self.kept = None
         self._buffer.untyped_storage().resize_(0)
 
     def free_but_near(self) -> None:
         """Give the storage back and keep this rank's pieces of what was in it."""
         self.finish_gather()
-        self._kept = self._near.pieces(self._targets) if self._near is not None else None
+        self.kept = self._near.pieces(self._targets) if self._near is not None else None
         self._buffer.untyped_storage().resize_(0)
 
     def forget_near(self) -> None:
         """Give the pieces back as well."""
-        self._kept = None
+        self.kept = None
 
 
 class ResidentExchange:

@@ -214,7 +214,7 @@ def test_nothing_is_left_of_it(start: Start, temporary: Path, how: str) -> None:
     assert isinstance(server, EtcdServer)
     below = [relative.pid for relative in alive_below(os.getpid())]
     if how != "stop":
-        os.kill(server._keeper_pid, signal.SIGKILL)
+        os.kill(server.keeper_pid, signal.SIGKILL)
     server.stop()
     assert wait_until_gone(below) == []
     assert listening(port) == []
@@ -282,12 +282,12 @@ def test_an_address_of_an_interface_is_ours() -> None:
     if address in {"0.0.0.0", "127.0.0.1"}:
         pytest.skip("this host has a loopback interface only")
     assert owns_endpoint(address)
-    assert etcd_server._listening_address(address) == address
+    assert str(etcd_server._listening_place(address)) == address
 
 
 def test_a_name_of_this_host_that_means_loopback_only_here_is_listened_for_everywhere() -> None:
     name = socket.gethostname()
     found = {str(each[4][0]) for each in socket.getaddrinfo(name, None)}
     expected = {"0.0.0.0", "::"} if all(each.startswith("127.") or each == "::1" for each in found) else found
-    assert etcd_server._listening_address(name) in expected
-    assert etcd_server._listening_address("localhost") in {"127.0.0.1", "::1"}
+    assert str(etcd_server._listening_place(name)) in expected
+    assert str(etcd_server._listening_place("localhost")) in {"127.0.0.1", "::1"}

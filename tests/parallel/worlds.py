@@ -74,7 +74,8 @@ class World:
         try:
             ok, value = pickle.loads(self.connections[rank].recv_bytes())
         except EOFError:
-            raise RankFailed(f"rank {rank} died") from None
+            self.processes[rank].join(5)
+            raise RankFailed(f"rank {rank} died with exit code {self.processes[rank].exitcode}") from None
         if not ok:
             raise RankFailed(f"on rank {rank}:\n{value}")
         return value
@@ -114,9 +115,12 @@ class World:
 
 
 def _serve(connection: Connection, rank: int, size: int, store: str, collective_timeout_s: float) -> None:
+    import faulthandler
+
     import torch
     import torch.distributed as dist
 
+    faulthandler.enable()
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

@@ -6,9 +6,9 @@
 `cases_of` chooses combinations in which each value of each option meets each value of each other option.
 
 With one or two ranks there is one order of summation, and every bit must agree. With more ranks, and for norms, there
-are several: those cases run in float64, where an ulp is 2e-16, and must agree to 1e-9; a wrong factor or a lost gradient
-is off by 1e-2. Such a case that computes in a narrower type must agree to 1e-4, for a value at a rounding boundary may
-fall to either side.
+are several: those cases run in float64, where an ulp is 2e-16, and must agree to 1e-9; a wrong factor or a lost
+gradient is off by 1e-2. Such a case that computes in a narrower type must agree to 1e-4, for a value at a rounding
+boundary may fall to either side.
 """
 
 from __future__ import annotations

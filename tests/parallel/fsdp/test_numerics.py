@@ -1,128 +1,68 @@
-"""Fifty steps against a single process that does the work of all ranks, for each strategy, option and pair of them.
-
-With one or two ranks there is one order of summation, and every bit must agree. With more, gradients are summed in
-another order than the oracle's, and the norm for clipping is too: some ulp in each of fifty steps. Those cases run in
-float64, where an ulp is 2e-16, and must agree to 1e-9; a wrong factor or a lost gradient is off by 1e-2.
+"""Training against a single process that does the work of all ranks: the part of the matrix that every run of the tests
+looks at. The whole of it, fifty steps for each pair of options in worlds of 1 to 4, is ``matrix.py``.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from dlaunch.parallel.fsdp import fully_shard
 from dlaunch.parallel.fsdp.state import full_state_dict
 
 from ..worlds import WorldOf
 from .fsdp_models import OPTIMIZERS, Net, assert_same, net, shard_blocks, train, train_alone
+from .matrix import GRAPHS, OPTIONS, Case, cases_of, compare_many, options_for
 
-TRANSPORTS = ("torch", "flat", "shared_memory")
-MODELS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "frozen": {"frozen": True},
-    "unused": {"unused": True},
-    "recomputed": {"recompute": False},
-    "recomputed re-entrantly": {"recompute": True},
-    "repeated": {"repeat": 2},
-}
+TRANSPORTS = OPTIONS["transport"]
+STRATEGIES = OPTIONS["strategy"][:4]
+STEPS = 12
 
 
-def options_of(strategy: str) -> dict[str, Any]:
-    world = dist.group.WORLD
-    if strategy == "no shard":
-        return {"process_group": (None, world)}
-    if strategy == "hybrid":
-        ranks, size = dist.get_rank(), dist.get_world_size()
-        inner = [dist.new_group([0, 1]), dist.new_group([2, 3])] if size == 4 else [world]
-        across = [dist.new_group([0, 2]), dist.new_group([1, 3])] if size == 4 else [None]
-        return {"process_group": (inner[ranks // 2], across[ranks % 2])} if size == 4 else {}
-    return {"reshard_after_forward": {"full": True, "root kept": None, "grad and optimizer": False}[strategy]}
+def test_combinations_have_each_pair_of_values_once_at_least() -> None:
+    options = options_for(4)
+    cases = cases_of(options)
+    for (one, values), (other, others) in itertools.combinations(options.items(), 2):
+        met = {(getattr(case, one), getattr(case, other)) for case in cases}
+        assert met == set(itertools.product(values, others))
+    assert len(cases) < 60
 
 
-def compare(
-    rank: int, size: int, strategy: str, model: str, transport: str, optimizer: str, clip: float | None, steps: int
+def test_fifty_steps_give_the_same_bits_with_each_optimizer_and_stay_within_an_ulp_each_with_clipping(
+    world_of: WorldOf,
 ) -> None:
-    bound = 0.0 if size <= 2 and clip is None else 1e-9
-    dtype = torch.float64 if bound else torch.float32
-    plain = net(**MODELS[model]).to(dtype)
-    expected = train_alone(plain, OPTIMIZERS[optimizer](plain.parameters()), size, steps=steps, clip=clip)
-    sharded = shard_blocks(net(**MODELS[model]).to(dtype), transport=transport, **options_of(strategy))
-    losses = train(sharded, OPTIMIZERS[optimizer](sharded.parameters()), rank, size, steps=steps, clip=clip)
-    assert losses == pytest.approx(expected[rank], rel=bound, abs=bound)
-    assert_same(full_state_dict(sharded, rank0_only=False), dict(plain.state_dict()), bound)
-
-
-def compare_many(rank: int, size: int, cases: list[tuple[Any, ...]]) -> None:
-    for case in cases:
-        try:
-            compare(rank, size, *case)
-        except Exception as error:
-            raise AssertionError(f"{case}") from error
-
-
-STRATEGIES = ("full", "root kept", "grad and optimizer", "no shard")
-
-
-def pairs(transports: Sequence[str]) -> list[tuple[str, str]]:
-    """Every strategy with every transport."""
-    return list(itertools.product(STRATEGIES, transports))
+    cases = [Case(optimizer=o, transport=t) for o, t in zip(OPTIMIZERS, TRANSPORTS, strict=True)]
+    clipped = [Case(optimizer=o, clip=0.3, graph="frozen", transport="shared_memory") for o in OPTIMIZERS]
+    world_of(2).run(compare_many, 2, cases + clipped, 50)
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-def test_fifty_steps_give_the_same_bits_with_each_optimizer_strategy_and_transport(
-    world_of: WorldOf, size: int, optimizer: str
-) -> None:
-    cases = [(s, "plain", t, optimizer, None, 50) for s, t in pairs(TRANSPORTS if optimizer == "sgd" else ["torch"])]
-    world_of(size).run(compare_many, size, cases)
+def test_each_strategy_and_transport_gives_the_same_bits(world_of: WorldOf, size: int) -> None:
+    transports = TRANSPORTS if size == 2 else TRANSPORTS[:1]
+    cases = [Case(strategy=s, transport=t) for s, t in itertools.product(STRATEGIES, transports)]
+    world_of(size).run(compare_many, size, cases, STEPS)
 
 
-@pytest.mark.parametrize("model", [name for name in MODELS if name != "plain"])
-def test_fifty_steps_give_the_same_bits_with_each_kind_of_graph(world_of: WorldOf, model: str) -> None:
-    cases = [(s, model, t, "adamw", None, 50) for s, t in zip(("full", "root kept"), TRANSPORTS[::2], strict=True)]
-    world_of(2).run(compare_many, 2, cases)
+def test_each_kind_of_graph_option_and_choice_of_units_gives_the_same_bits(world_of: WorldOf) -> None:
+    graphs = [Case(graph=g, optimizer="adamw", transport=t) for g in GRAPHS for t in ("torch", "shared_memory")]
+    alone = cases_of({name: OPTIONS[name] for name in ("narrow", "offload", "accumulate", "units")})
+    world_of(2).run(compare_many, 2, graphs + alone, STEPS)
 
 
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-def test_clipping_by_the_global_norm_changes_training_as_in_one_process(world_of: WorldOf, optimizer: str) -> None:
-    cases = [(s, "frozen", "shared_memory", optimizer, 0.3, 50) for s in STRATEGIES]
-    world_of(2).run(compare_many, 2, cases)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_clipping_by_the_global_norm_changes_training_as_in_one_process(world_of: WorldOf, strategy: str) -> None:
+    world_of(2).run(compare_many, 2, [Case(strategy=strategy, clip=0.3, optimizer="adam")], STEPS)
 
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_more_ranks_than_two_stay_within_the_bound(world_of: WorldOf, size: int) -> None:
-    cases: list[tuple[Any, ...]] = [
-        ("full", "plain", t, o, None, 50) for t, o in zip(TRANSPORTS, OPTIMIZERS, strict=True)
-    ]
-    cases += [
-        ("root kept", "unused", "shared_memory", "adamw", 0.3, 50),
-        ("no shard", "frozen", "torch", "sgd", 0.3, 50),
-    ]
-    world_of(size).run(compare_many, size, cases)
-
-
-def test_hybrid_sharding_averages_over_both_groups(world_of: WorldOf) -> None:
-    world_of(4).run(compare_many, 4, [("hybrid", "plain", t, "sgd", 0.5, 50) for t in ("torch", "shared_memory")])
-
-
-def one_unit_and_nested(rank: int) -> None:
-    plain = net()
-    expected = train_alone(plain, OPTIMIZERS["adam"](plain.parameters()), 2)
-    nested = net()
-    fully_shard(nested.blocks[0].up)
-    for block in nested.blocks:
-        fully_shard(block)
-    for model in (fully_shard(net()), fully_shard(nested)):
-        assert train(model, OPTIMIZERS["adam"](model.parameters()), rank, 2) == expected[rank]
-
-
-def test_one_unit_and_units_within_units_give_the_same_bits(world_of: WorldOf) -> None:
-    world_of(2).run(one_unit_and_nested)
+    cases = [Case(transport=t, optimizer=o, clip=0.3) for t, o in zip(TRANSPORTS, OPTIMIZERS, strict=True)]
+    if size == 4:
+        pairs = itertools.product(("hybrid", "smaller world"), ("torch", "shared_memory"))
+        cases += [Case(strategy=s, transport=t, clip=0.5) for s, t in pairs]
+    world_of(size).run(compare_many, size, cases, STEPS)
 
 
 class TiedAcross(torch.nn.Module):

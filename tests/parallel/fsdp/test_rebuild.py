@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from dlaunch.parallel.fsdp.fully_shard import unit_of
 from dlaunch.parallel.fsdp.optimizer_state import full_optimizer_state_dict
 from dlaunch.parallel.fsdp.rebuild import rebuild
 from dlaunch.parallel.fsdp.replicas import Replicas
@@ -18,6 +20,7 @@ from dlaunch.parallel.fsdp.state import full_state_dict
 
 from ..worlds import RankFailed, World, WorldOf
 from .fsdp_models import OPTIMIZERS, Net, assert_same, batches, net, shard_blocks, train, train_alone
+from .matrix import hybrid_groups
 
 
 def wholes(model: Net, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,7 +69,9 @@ def test_a_rank_joins_and_leaves_and_training_goes_on_with_the_same_bits(
 
 
 def lose_a_rank(rank: int, transport: str, dies: int) -> None:
-    model = shard_blocks(net(), transport=transport)
+    # A survivor may wait so long for another one that has raised already.
+    patient = dist.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=5))
+    model = shard_blocks(net(), transport=transport, process_group=patient)
     optimizer = OPTIMIZERS["adam"](model.parameters())
     replicas = Replicas(model, optimizer, every=2)
     at_refresh: Any = None
@@ -111,7 +116,7 @@ def lose_a_rank(rank: int, transport: str, dies: int) -> None:
 
 @pytest.mark.parametrize(("transport", "dies"), [("torch", 2), ("shared_memory", 0)])
 def test_after_the_loss_of_a_rank_every_value_is_that_of_the_last_refresh(transport: str, dies: int) -> None:
-    world = World(3, collective_timeout_s=15)  # a survivor may wait so long for another that has raised already
+    world = World(3)
     try:
         world.start(lose_a_rank, transport, dies)
         for rank in range(3):
@@ -139,3 +144,34 @@ def test_rows_that_nobody_has_are_named(world_of: WorldOf) -> None:
     said = world_of(3).run(without_copies)
     assert "The rows of rank 2 of the old world are lost" in said[0]
     assert said[0] == said[1]
+
+
+def hybrid_grows_smaller(rank: int) -> None:
+    model = shard_blocks(net(), process_group=hybrid_groups(), transport="torch")
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    train(model, optimizer, rank, 4, steps=3)
+    before = wholes(model, optimizer)
+    three, everyone = dist.new_group([0, 1, 2]), dist.group.WORLD
+    with pytest.raises(ValueError, match="needs through="):
+        rebuild(model, hybrid_groups(), optimizer)
+    if rank < 3:  # rank 3 is lost, and rank 1 has a copy of its rows
+        rebuild(model, three, optimizer)
+        assert unit_of(model).replicas is None
+        assert_equal(wholes(model, optimizer), before)
+        train(model, optimizer, rank, 3, steps=2, seed=7)
+        before = wholes(model, optimizer)
+    rebuild(model, hybrid_groups(), optimizer, joining=rank == 3, through=everyone)
+    after = wholes(model, optimizer)
+    if rank < 3:
+        assert_equal(after, before)
+    plain = net()
+    plain.load_state_dict(after[0])
+    theirs = OPTIMIZERS["adam"](plain.parameters())
+    states = {index: after[1][name] for index, (name, _) in enumerate(plain.named_parameters())}
+    theirs.load_state_dict({"state": states, "param_groups": theirs.state_dict()["param_groups"]})
+    expected = train_alone(plain, theirs, 4, steps=2, seed=9)
+    assert train(model, optimizer, rank, 4, steps=2, seed=9) == pytest.approx(expected[rank], abs=1e-5)
+
+
+def test_a_hybrid_model_loses_a_rank_whose_rows_another_has_and_becomes_hybrid_again(world_of: WorldOf) -> None:
+    world_of(4).run(hybrid_grows_smaller)

@@ -284,6 +284,7 @@ _M = NodeMachine
 NODE_TRANSITIONS: dict[tuple[Phase, type], Transition] = {
     **{key: transition for key, transition in TRANSITIONS.items() if key[0] is not _P.WAITING},
     (_P.PREPARING, StarterReady): to_phases(_M._starter_is_ready, _P.MEETING, _P.RUNNING),
+    (_P.PREPARING, StarterLost): to_phases(_M._starter_lost_before_ready, _P.PREPARING, _P.LEAVING, _P.ENDED),
     (_P.PREPARING, RoundStarts): to_phases(_M._round_starts, _P.PREPARING),
     (_P.PREPARING, RoundStops): to_phases(_M._round_stops_before_it_starts, _P.PREPARING),
     (_P.PREPARING, SignalArrived): to_phases(_M._signal_between_rounds, _P.PREPARING, _P.LEAVING, _P.ENDED),
@@ -299,7 +300,7 @@ NODE_TRANSITIONS: dict[tuple[Phase, type], Transition] = {
     (_P.RUNNING, WorkerExited): to_phases(_M._worker_has_exited, _P.RUNNING, *_STOPS),
     (_P.RUNNING, StoreExited): to_phases(_M._store_has_exited, *_STOPS),
     (_P.RUNNING, StarterOverdue): to_phases(_M._overdue, *_STOPS),
-    (_P.RUNNING, RoundStops): to_phases(_M._round_stops, *_STOPS),
+    (_P.RUNNING, RoundStops): to_phases(_M._round_stops, _P.RUNNING, *_STOPS),
     (_P.RUNNING, RunRefused): to_phases(_M._refused_in_a_round, *_STOPS),
     (_P.RUNNING, SignalArrived): to_phases(_M._signal_in_a_round, _P.RUNNING, *_STOPS),
     (_P.RUNNING, StarterLost): to_phases(_M._starter_lost, *_AFTER),

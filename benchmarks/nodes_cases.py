@@ -139,11 +139,11 @@ def _goes_on_through(scene: Scene, begin: Callable[[], None], end: Callable[[], 
     begun_at = now()
     begin()
     try:
-        scene.goes_on(pids, begun_at + for_s)
+        scene.goes_on(pids, begun_at, begun_at + for_s)
     finally:
         end()
     until = now() + LEASE_S + 2.0
-    scene.goes_on(pids, until)
+    scene.goes_on(pids, begun_at, until)
     gap = scene.longest_gap(pids, begun_at, until)
     struck_at = now()
     os.kill(max(scene.world_now(), key=lambda life: life.rank).pid, signal.SIGKILL)

@@ -18,9 +18,24 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # for tests/, whose real hosts and real etcd these are
 
 from tests.hosts import INTERFACE, HostedEtcd, Hosts  # noqa: E402
-from tests.nodes_job import DLAUNCH, Life, Node, NodesJob, NotInTime, now, overlaps  # noqa: E402
+from tests.nodes_job import DLAUNCH, Life, Node, NodesJob, NotInTime, children, now, overlaps  # noqa: E402
 
-__all__ = ["DLAUNCH", "Arm", "Hosts", "Life", "Node", "NotInTime", "Scene", "Stage", "now"]
+__all__ = [
+    "DLAUNCH",
+    "INTERFACE",
+    "Arm",
+    "HostedEtcd",
+    "Hosts",
+    "Life",
+    "Node",
+    "NodesJob",
+    "NotInTime",
+    "Scene",
+    "Stage",
+    "children",
+    "now",
+    "overlaps",
+]
 
 NODES = ("a", "b", "c")
 MEMBERS = ("e0", "e1", "e2")
@@ -116,10 +131,10 @@ class Scene:
         world = self.job.world(size, since=since, limit_s=self.arm.limit_s, steps=True)
         return max(life.steps[0][0] for life in world) - since
 
-    def goes_on(self, pids: set[int], until: float) -> None:
-        """See that these workers, and no others, train until then."""
+    def goes_on(self, pids: set[int], since: float, until: float) -> None:
+        """See that these workers train until then, and that no others were started since."""
         self.job.until("the time has come", lambda: now() >= until, until - now() + 10.0)
-        fresh = [life for life in self.job.lives() if life.pid not in pids and life.begun_at > until - 300]
+        fresh = [life for life in self.job.lives() if life.pid not in pids and life.begun_at > since]
         if fresh:
             self.wrong.append(f"{len(fresh)} workers were started anew, although nothing had failed")
         for life in self.job.lives():

@@ -4,25 +4,25 @@
     python -m benchmarks.thousand_agents --agents 1000 --profile out.prof
 
 Every agent is a real `Member` on a real `EtcdStore`; what it asks for besides the store is simulated: workers start and
-stop at once, and a peer that dies is noticed at once. All share one process, and its one interpreter lock, so the times
-are an upper bound of what a thousand machines would need, apart from their networks. Requests are counted by etcd itself.
+stop at once, and a peer that dies is noticed at once. All agents share one thread, so the times are an upper bound of
+what a thousand machines would need, apart from their networks. Requests are counted by etcd itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import asyncio
 import cProfile
-import heapq
-import itertools
 import json
 import os
-import queue
 import resource
 import secrets
 import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from dlaunch.rendezvous.endpoints import EtcdSettings
 from dlaunch.rendezvous.etcd import EtcdStore
 from dlaunch.rendezvous.member import Member, MemberSettings, NodeInfo
 from dlaunch.rendezvous.records import RunSettings
-from dlaunch.rendezvous.store import Store, Watch
+from dlaunch.rendezvous.store import Range, Store, Watch
 from tests.etcd_cluster import EtcdCluster
 
 PATIENCE_S = 120.0  # for one phase of the largest run on a loaded machine
@@ -42,6 +42,7 @@ QUIET_S = 3.0  # between two phases: what the last one left behind is over
 STEADY_S = 8.0  # how long the steady state is watched
 BUDGET_S = 5.0  # of forming a round of BUDGET_AGENTS
 BUDGET_AGENTS = 1000
+POLL_S = 0.005
 ANSWERED = "grpc_server_handled_total"
 RECEIVED = "grpc_server_msg_received_total"
 
@@ -50,55 +51,51 @@ RECEIVED = "grpc_server_msg_received_total"
 
 
 class Driver:
-    """A queue of calls and a heap of timers, for all agents."""
+    """Runs all agents on the thread of the stores' event loop: one thread, so nobody waits for the interpreter lock."""
 
-    def __init__(self) -> None:
-        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._timers: list[tuple[float, int, Agent, str]] = []
-        self._order = itertools.count()
+    def __init__(self, endpoints: tuple[str, ...]) -> None:
         self.agents: dict[str, Agent] = {}  # by node id
+        self._loop: Any = None
+        first = EtcdStore(EtcdSettings(endpoints), self.deliver)
+        known = threading.Event()
+        first.request(Range("/"), PATIENCE_S, lambda _answer: known.set())
+        known.wait()  # from here on the loop is known
+        first.close()
 
     def deliver(self, call: Callable[[], None]) -> None:
-        """Have something called on this thread; from any thread."""
-        self._posted.put(call)
+        """Have something called on this thread, which is where stores call."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(call)
 
-    def set_timer(self, at: float, agent: Agent, name: str) -> int:
-        """Returns the number by which the agent knows whether the timer is still the one that it wants."""
-        order = next(self._order)
-        heapq.heappush(self._timers, (at, order, agent, name))
-        return order
+    def begin(self, call: Callable[[], None]) -> None:
+        """Have something called there; from any thread."""
+        self._loop.call_soon_threadsafe(call)
+
+    def wait(self) -> None:
+        """Return when all that was begun before has been called."""
+        done = threading.Event()
+        self.begin(done.set)
+        done.wait()
+
+    def at(self, when: float, call: Callable[[], None]) -> Callable[[], None]:
+        """Have something called at a time; returns what takes that back."""
+        handle = self._loop.call_later(when - now(), call)
+        cancel: Callable[[], None] = handle.cancel
+        return cancel
 
     def until(self, holds: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
-        """Run everything until a condition holds."""
-        if not self._run(holds, now() + within_s):
-            raise TimeoutError(f"it did not happen within {within_s:g} s; {self._states()}")
-
-    def run_for(self, for_s: float) -> None:
-        """Run everything for a time."""
-        self._run(lambda: False, now() + for_s)
-
-    def _run(self, holds: Callable[[], bool], until: float) -> bool:
+        """Wait until a condition holds. What counts are the times that the agents write down."""
+        deadline = now() + within_s
         while not holds():
-            if now() >= until:
-                return False
-            self._fire()
-            next_at = min(self._timers[0][0], until) if self._timers else until
-            try:
-                call = self._posted.get(timeout=max(next_at - now(), 0.0))
-            except queue.Empty:
-                continue
-            call()
-            for _ in range(self._posted.qsize()):  # timers wait for what is there, as in the agent's own loop
-                self._posted.get_nowait()()
-        return True
-
-    def _fire(self) -> None:
-        while self._timers and self._timers[0][0] <= now():
-            _, order, agent, name = heapq.heappop(self._timers)
-            agent.time_out(name, order)
+            if now() > deadline:
+                raise TimeoutError(f"it did not happen within {within_s:g} s; {self._states()}")
+            time.sleep(POLL_S)
 
     def _states(self) -> str:
-        return ", ".join(f"{count} x {state}" for state, count in Counter(map(str, self.agents.values())).most_common(8))
+        return ", ".join(
+            f"{count} x {state}" for state, count in Counter(map(str, self.agents.values())).most_common(8)
+        )
 
 
 class Agent:
@@ -115,7 +112,7 @@ class Agent:
         self.ended: Any = None
         self.lives = True
         self._driver, self._store = driver, store
-        self._timers: dict[str, int] = {}
+        self._timers: dict[str, Callable[[], None]] = {}  # what cancels each
         self._watches: dict[int, Watch] = {}
 
     def __str__(self) -> str:
@@ -127,18 +124,21 @@ class Agent:
             for effect in self.member.handle(event, now()):
                 self._perform(effect)
 
+    def fail(self, failure: Failure) -> None:
+        """A worker fails; the others are dead at once."""
+        number, self.running = self.running, 0
+        self.handle(events.WorkersFailed(number, failure))
+        self.handle(events.WorkersStopped(number, failure))
+
     def die(self) -> None:
         """kill -9: nothing more is said; the connection of whoever follows this agent breaks."""
         self.lives = False
-        for watch in self._watches.values():
-            watch.cancel()
-        self._timers.clear()
+        for end in (*self._timers.values(), *(watch.cancel for watch in self._watches.values())):
+            end()
 
-    def time_out(self, name: str, order: int) -> None:
-        """A timer has run out, unless it was set anew or cancelled."""
-        if self._timers.get(name) == order:
-            del self._timers[name]
-            self.handle(events.TimerFired(name))
+    def _time_out(self, name: str) -> None:
+        del self._timers[name]
+        self.handle(events.TimerFired(name))
 
     def _perform(self, effect: effects.Effect) -> None:  # noqa: PLR0912  -- one case for each effect
         match effect:
@@ -154,9 +154,10 @@ class Agent:
             case effects.Unwatch(number):
                 self._watches.pop(number).cancel()
             case effects.SetTimer(name, at):
-                self._timers[name] = self._driver.set_timer(at, self, name)
+                self._timers.pop(name, int)()
+                self._timers[name] = self._driver.at(at, lambda: self._time_out(name))
             case effects.CancelTimer(name):
-                self._timers.pop(name, None)
+                self._timers.pop(name, int)()
             case effects.SetToken(_, node_id):
                 self._driver.agents[node_id] = self
             case effects.SendPeer(peer, message):
@@ -254,14 +255,12 @@ class Run:
 
     def __init__(self, cluster: EtcdCluster, count: int, connections: int) -> None:
         self._cluster, self._count = cluster, count
-        self._driver = Driver()
+        self.driver = Driver(cluster.endpoints)
         settings = EtcdSettings(cluster.endpoints)
-        self._stores = [EtcdStore(settings, self._driver.deliver) for _ in range(min(connections, count + 1))]
+        self._stores = [EtcdStore(settings, self.driver.deliver) for _ in range(min(connections, count + 1))]
         run = RunSettings(count, count, max_restarts=3)
         member = MemberSettings(secrets.token_hex(4), run)
-        self._agents = [
-            Agent(self._driver, self._stores[i % len(self._stores)], i, member) for i in range(count + 1)
-        ]
+        self._agents = [Agent(self.driver, self._stores[i % len(self._stores)], i, member) for i in range(count + 1)]
 
     def measure(self) -> Result:
         """Form, stay, restart, lose one, end."""
@@ -277,62 +276,72 @@ class Run:
 
     def _form(self) -> tuple[float, Load]:
         before, began = load_of(self._cluster), now()
-        for agent in self._agents[:-1]:
-            agent.handle(events.Join())
+        self._all(self._agents[:-1], events.Join())
         took_s = self._all_run(1) - began
         load = load_of(self._cluster).minus(before).divided(self._count)
-        self._agents[-1].handle(events.Join())
-        self._driver.until(lambda: self._agents[-1].member.node_id in self._driver.agents)
+        self._all(self._agents[-1:], events.Join())
+        self.driver.until(lambda: self._agents[-1].member.node_id in self.driver.agents)
         return took_s, load
 
     def _stay(self) -> Load:
-        self._driver.run_for(QUIET_S)
+        time.sleep(QUIET_S)
         before = load_of(self._cluster)
-        self._driver.run_for(STEADY_S)
+        time.sleep(STEADY_S)
         return load_of(self._cluster).minus(before).divided(STEADY_S * (self._count + 1))
 
     def _restart(self) -> tuple[float, Load]:
         before, began = load_of(self._cluster), now()
         failing = self._of_rank(self._count // 2)
         failure = Failure(FailureKind.EXIT, 0, 8, 0, failing.info.host, 77, ExitStatus(code=3), began, 1.0)
-        failing.running = 0
-        failing.handle(events.WorkersFailed(1, failure))
-        failing.handle(events.WorkersStopped(1, failure))
+        self.driver.begin(lambda: failing.fail(failure))
         took_s = self._all_run(2) - began
         return took_s, load_of(self._cluster).minus(before).divided(self._count)
 
     def _lose(self) -> tuple[float, Load]:
-        self._driver.run_for(QUIET_S)
+        time.sleep(QUIET_S)
         before, began = load_of(self._cluster), now()
         lost = self._of_rank(self._count // 3)
-        lost.die()
-        for agent in self._agents:
-            if agent.followed == lost.member.node_id:
-                agent.handle(events.PeerGone(lost.member.node_id))
+        self.driver.begin(lost.die)
+        self._all(
+            [agent for agent in self._agents if agent.followed == lost.member.node_id],
+            events.PeerGone(lost.member.node_id),
+        )
         took_s = self._all_run(3) - began
         return took_s, load_of(self._cluster).minus(before).divided(self._count)
 
     def _end(self) -> float:
         began = now()
-        for agent in self._agents:
-            if agent.lives:
-                agent.handle(events.WorkersFinished(3))
-        self._driver.until(lambda: not any(agent.lives for agent in self._agents))
+        self._all(self._agents, events.WorkersFinished(3))
+        self.driver.until(lambda: not any(agent.lives for agent in self._agents))
         return now() - began
+
+    def _all(self, agents: list[Agent], event: events.Event) -> None:
+        for agent in agents:
+            self.driver.begin(partial(agent.handle, event))
 
     def _of_rank(self, rank: int) -> Agent:
         return next(agent for agent in self._agents if agent.rank == rank and agent.lives)
 
     def _all_run(self, number: int) -> float:
         """When the last of a whole world's workers started."""
-        self._driver.until(lambda: sum(agent.running == number for agent in self._agents) == self._count)
+        self.driver.until(lambda: sum(agent.running == number for agent in self._agents) == self._count)
         return max(agent.ran_at[number] for agent in self._agents if number in agent.ran_at)
 
 
-def measure(count: int, connections: int) -> Result:
-    """One run on an etcd of its own."""
+def measure(count: int, connections: int, profile_into: str | None) -> Result:
+    """One run on an etcd of its own; with cProfile's statistics of all agents' thread in a file, if one is named."""
+    profile = cProfile.Profile()
     with EtcdCluster() as cluster:
-        return Run(cluster, count, connections).measure()
+        run = Run(cluster, count, connections)
+        try:
+            if profile_into:
+                run.driver.begin(profile.enable)
+            return run.measure()
+        finally:
+            if profile_into:
+                run.driver.begin(profile.disable)
+                run.driver.wait()
+                profile.dump_stats(profile_into)
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -374,28 +383,12 @@ def _row(title: str, values: list[float]) -> None:
     print(f"{title:34}" + "".join(f"{value:>10.2f}" for value in values), flush=True)
 
 
-@contextlib.contextmanager
-def profiled(into: str | None) -> Iterator[None]:
-    """Write cProfile's statistics of this thread to a file, if one is named; also where the run fails."""
-    if into is None:
-        yield
-        return
-    profile = cProfile.Profile()
-    try:
-        profile.enable()
-        yield
-    finally:
-        profile.disable()
-        profile.dump_stats(into)
-
-
 def main() -> int:
     arguments = _parse_arguments()
     by_count: dict[int, Result] = {}
-    with profiled(arguments.profile):
-        for count in arguments.agents:
-            runs = arguments.runs if count < BUDGET_AGENTS else 1
-            by_count[count] = middle([measure(count, arguments.connections) for _ in range(runs)])
+    for count in arguments.agents:
+        runs = arguments.runs if count < BUDGET_AGENTS else 1
+        by_count[count] = middle([measure(count, arguments.connections, arguments.profile) for _ in range(runs)])
     show(by_count)
     print(f"load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if arguments.json:
@@ -408,9 +401,7 @@ def main() -> int:
 
 
 def _document(result: Result) -> dict[str, Any]:
-    return {
-        name: value._asdict() if isinstance(value, Load) else value for name, value in result._asdict().items()
-    }
+    return {name: value._asdict() if isinstance(value, Load) else value for name, value in result._asdict().items()}
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -104,6 +104,8 @@ class Member:
         self._try_s = try_s
         self._loop = asyncio.get_running_loop()
         self._channel = self._open()
+        self.connection = 1  # counts our attempts to start anew
+        self._closing: asyncio.Task[None] | None = None
         self._calls: dict[str, Any] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._follower = self._loop.create_task(self._follow())
@@ -195,11 +197,11 @@ class Member:
                 response_deserializer=method.response.FromString,
             )
             self._calls[method.path] = call
-        channel = self._channel
+        connection = self.connection
         try:
             reply = await call(message, timeout=timeout_s, metadata=metadata)
         except asyncio.CancelledError:
-            if channel is self._channel:
+            if connection == self.connection:
                 raise
             raise GivenUp from None  # it was not we who were cancelled
         except RpcError as error:
@@ -238,13 +240,20 @@ class Member:
             self._doubt = self._loop.create_task(self._reconnect_unless_alive())
 
     async def _reconnect_unless_alive(self) -> None:
-        if await self.is_alive():
-            return
+        connection = self.connection
+        if not await self.is_alive():
+            self.reconnect(connection)
+
+    def reconnect(self, connection: int) -> None:
+        """Give up a connection, by its number: what is under way on it fails."""
+        if connection != self.connection:
+            return  # somebody has done so already
         old, self._channel = self._channel, self._open()
+        self.connection += 1
         self._calls = {}
         self._follower.cancel()
         self._follower = self._loop.create_task(self._follow())
-        await old.close()
+        self._closing = self._loop.create_task(old.close())
 
     def is_good(self) -> None:
         """It has served us."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -63,6 +64,11 @@ class Watches:
         self._watches: dict[EtcdWatch, None] = {}  # in the order they came
         self._stream: _Stream | None = None
         self._runner: asyncio.Task[None] | None = None
+        self._hurried = asyncio.Event()
+
+    def hurry(self) -> None:
+        """An endpoint has just served us: a stream that waits for its next try may try now."""
+        self._hurried.set()
 
     def add(self, watch: EtcdWatch) -> None:
         """Begin a watch."""
@@ -100,7 +106,9 @@ class Watches:
             member = self._access.next_member()
             brought = await self._one_stream(member)
             pause_s = PAUSE_S[0] if brought else min(pause_s * 2, PAUSE_S[1])
-            await asyncio.sleep(pause_s)
+            self._hurried.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._hurried.wait(), pause_s)
 
     async def _one_stream(self, member: Member) -> bool:
         """Hold one stream until it breaks or its endpoint is deserted; returns whether it brought anything."""

@@ -1,34 +1,19 @@
 """One agent's part in a run of several nodes: a pure machine that takes an event and the time, and returns effects.
 
-It does no I/O and reads no clock. It registers on a lease, follows `round`, has its node start and stop workers as the
-rounds say, reports, keeps the deadline, and proposes when its turn comes. The rules, and why each is needed, are in
-docs/protocol.md.
+It does no I/O and reads no clock. It follows `round`, has its node start and stop workers as the rounds say, reports
+what becomes of them, and proposes when its turn comes. The rules, and why each is needed, are in docs/protocol.md.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dlaunch.errors import ConfigurationError, DlaunchError, StoreUnreachable
+from dlaunch.errors import DlaunchError, StoreUnreachable
 from dlaunch.outcome import Failure
 
 from .desk import Desk
-from .effects import (
-    Effect,
-    EndRun,
-    FollowPeer,
-    Left,
-    OpenMeeting,
-    Refuse,
-    RunRound,
-    Say,
-    SendPeer,
-    SetDeadline,
-    SetToken,
-    StopRound,
-)
+from .effects import Effect, EndRun, FollowPeer, Left, OpenMeeting, Refuse, RunRound, Say, SendPeer, SetToken, StopRound
 from .events import (
     Answered,
     Event,
@@ -44,15 +29,15 @@ from .events import (
     WorkersFinished,
     WorkersStopped,
 )
-from .keys import Keys, new_node_id
+from .joining import Joining, not_ours
+from .keys import Keys
 from .outbox import Outbox, RoundSeen
 from .placing import as_assignment
-from .proposer import Proposer, Standing
+from .proposer import PROPOSERS, Proposer, Standing
 from .records import (
     AssignRecord,
     Kind,
     Malformed,
-    NodeRecord,
     Phase,
     ReportRecord,
     RoundRecord,
@@ -60,54 +45,21 @@ from .records import (
     SpecRecord,
     read_assign,
     read_round,
-    read_spec,
-    write_node,
-    write_round,
-    write_spec,
 )
-from .store import (
-    Answer,
-    Changes,
-    Compare,
-    GrantLease,
-    KeepAlive,
-    KeyValue,
-    LeaseAlive,
-    LeaseGranted,
-    Put,
-    Range,
-    RangeAnswer,
-    RevokeLease,
-    StoreError,
-    Target,
-    Txn,
-    TxnAnswer,
-    WatchLost,
-)
-from .values import Peer
+from .registration import NodeInfo, Registration
+from .store import Answer, Changes, KeyValue, Range, RangeAnswer, StoreError, Txn, TxnAnswer, WatchLost
 from .vouching import ToPeer, Vouching
+
+__all__ = ["Member", "MemberSettings", "NodeInfo"]
 
 TIMEOUT_S = 2.0  # of one request
 RETRY_S = 0.2
 LOOK_S = 2.0  # how often every agent looks whether it has to propose
 FIRST_NODES = 12  # registrations that a look shows, beside the elders
-PROPOSERS = 3
 FENCE_S = 0.1  # from a peer's refusal to the proof: workers that lost every parent at once are being killed
-RUN_LEASE_S = 3600  # how long a run is remembered after its last agent is gone
 SPARE_S = 2.0  # a node that is not taken in by then is told so
 LEAVE_S = 3.0  # how long a leave may take to be written
 LINGER_S = 10.0  # how long the host of a private etcd serves the others after the end
-
-
-class NodeInfo(NamedTuple):
-    """What this node is to the others."""
-
-    host: str
-    boot_id: str
-    address: str  # where it listens for its peers
-    local_world_size: int
-    role: str = "default"
-    node_rank: int | None = None
 
 
 class MemberSettings(NamedTuple):
@@ -127,26 +79,20 @@ class Member:
     def __init__(self, settings: MemberSettings, node: NodeInfo, fresh: Callable[[], str]) -> None:
         """``fresh`` returns a new random text at each call: for ids and the run's secret."""
         self._settings = settings
-        self._node = node
+        self._host = node.host
         self._fresh = fresh
-        self._keys = Keys.of(settings.key_prefix, settings.run_id)
-        self._desk = Desk()
-        self._outbox = Outbox(self._desk, self._keys, self._round_seen, self._see)
-        self._began_at = 0.0
-        self._run = settings.run
+        self._run = run = settings.run
+        self._keys = keys = Keys.of(settings.key_prefix, settings.run_id)
+        self._desk = desk = Desk()
+        self._joining = Joining(
+            desk, keys, settings.run_id, run, settings.connect_s, fresh, self._has_joined, self._refuse
+        )
+        self._registration = Registration(desk, keys, node, run.lease_ttl_s, fresh, self)
+        self._outbox = Outbox(desk, keys, self._round_seen, self.see)
+        self._vouching = Vouching(run.lease_ttl_s)
         self._spec: SpecRecord | None = None
         self._proposer: Proposer | None = None
-        self._vouching = Vouching(self._run.lease_ttl_s)
-        # registration
-        self.node_id = ""
-        self._old_ids: tuple[str, ...] = ()  # earlier ones of this process; one may be a member of the round
-        self._lease = 0
-        self._registered = False
-        self._registered_id = ""  # the last id that was registered
-        self._registering = False
-        self._lease_deadline = float("-inf")
-        self._vouch_deadline = float("-inf")
-        self._told_deadline = float("-inf")
+        self._began_at = 0.0
         # the round
         self._round: RoundRecord | None = None
         self._round_revision = 0
@@ -155,7 +101,7 @@ class Member:
         self._gone: set[str] = set()  # members of this round that we found gone
         # this node's workers
         self._running = 0  # the round of the workers that live here; 0: none
-        self._stopping_since: float | None = None
+        self._stopping = False  # they are being stopped
         self._dead = 0  # the highest round whose workers stopped here
         self._finished = 0
         self._in_trouble = 0  # the round in which a worker of ours failed
@@ -168,6 +114,11 @@ class Member:
         self._over = False
         self._said: set[str] = set()
 
+    @property
+    def node_id(self) -> str:
+        """Our present id; empty before there is one."""
+        return self._registration.node_id
+
     def handle(self, event: Event, now: float) -> list[Effect]:  # noqa: PLR0912  -- one case for each event
         """What to do about ``event``."""
         self._desk.now = now
@@ -175,7 +126,8 @@ class Member:
             return []
         match event:
             case Join():
-                self._join()
+                self._began_at = now
+                self._joining.begin()
             case Answered():
                 self._desk.answered(event)
             case WatchHeard():
@@ -202,211 +154,64 @@ class Member:
             self._store_went_back(*self._desk.went_back)
         return self._desk.take_effects()
 
-    # --- joining -------------------------------------------------------------------------------------------------
-
-    def _join(self) -> None:
-        self._began_at = self._desk.now
-        self._read_first()
-
-    def _read_first(self) -> None:
-        request = Txn((), (Range(self._keys.spec), Range(self._keys.round)))
-        self._desk.ask(request, TIMEOUT_S, self._first_read)
-
-    def _first_read(self, answer: Answer | StoreError) -> None:
-        if not isinstance(answer, TxnAnswer):
-            if isinstance(answer, StoreError):
-                self._retry_first(answer)
-            return
-        spec, current = answer.ranges
-        if not spec.kvs:
-            self._create_run()
-            return
-        try:
-            self._spec = read_spec(spec.kvs[0].key, spec.kvs[0].value)
-        except Malformed as problem:
-            self._refuse(StoreUnreachable(f"{problem}.", "Another program writes there: choose another --rdzv-id."))
-            return
-        if contradiction := _contradiction(self._settings.run, self._spec.settings):
-            self._refuse(
-                ConfigurationError(
-                    f"The run {self._settings.run_id!r} has {contradiction}.",
-                    "Start every node with the same flags, or choose another --rdzv-id.",
-                )
-            )
-            return
-        self._run = self._spec.settings
+    def _has_joined(self, spec: SpecRecord, current: KeyValue | None, revision: int) -> None:
+        self._spec = spec
+        self._run = spec.settings
         self._proposer = Proposer(
             self._desk,
             self._keys,
             self._run,
-            self._spec.lease,
+            spec.lease,
             self._settings.timeout_s,
             self._fresh,
-            self._see,
-            lambda: Standing((self.node_id, *self._old_ids), self._vouching.promised_until),
+            self.see,
+            lambda: Standing(self._registration.ids, self._vouching.promised_until),
         )
-        self._watch_round(answer.revision + 1)
-        self._see(current.kvs[0] if current.kvs else None)
+        self._watch_round(revision + 1)
+        self.see(current)
         if not self._over:
-            self._outbox.open(self._spec.lease)
-            self._take_new_id(answer.revision)
+            self._outbox.open(spec.lease)
+            self._registration.take_new_id(revision)
 
-    def _retry_first(self, error: StoreError) -> None:
-        waited_s = self._desk.now - self._began_at
-        if error.is_lasting or waited_s >= self._settings.connect_s:
-            self._refuse(StoreUnreachable(error.sentence, "See --rdzv-endpoint."))
-            return
-        self._desk.set_timer("first", self._desk.now + RETRY_S, self._read_first)
+    # --- what the registration asks and tells --------------------------------------------------------------------
 
-    def _create_run(self) -> None:
-        self._desk.ask(GrantLease(RUN_LEASE_S), TIMEOUT_S, self._run_lease_granted)
+    @property
+    def runs_unbroken(self) -> bool:
+        """Whether workers of the current round live here and have not been stopped."""
+        return self._running != 0 and not self._stopping
 
-    def _run_lease_granted(self, answer: Answer | StoreError) -> None:
-        if not isinstance(answer, LeaseGranted):
-            self._read_first()
-            return
-        keys, lease = self._keys, answer.lease
-        spec = SpecRecord(self._settings.run, self._fresh() + self._fresh(), lease)
-        first = RoundRecord(1, Phase.FORMING, "the run begins")
-        request = Txn(
-            compares=(Compare(keys.spec, Target.CREATE_REVISION, 0),),
-            success=(Put(keys.spec, write_spec(spec), lease), Put(keys.round, write_round(first), lease)),
-        )
-        self._desk.ask(request, TIMEOUT_S, lambda _answer: self._read_first())  # ours, or another's: what is there
+    @property
+    def round_revision(self) -> int:
+        """Of `round` as it was last seen."""
+        return self._round_revision
 
-    # --- registration --------------------------------------------------------------------------------------------
-
-    def _take_new_id(self, arrival: int) -> None:
-        """A node_id is never used twice; the old one stays spent."""
-        if self.node_id:
-            self._old_ids = (*self._old_ids[-3:], self.node_id)
-        self.node_id = new_node_id(arrival, self._fresh())
-        self._register()
-
-    def _register(self) -> None:
-        if self._registering or self._registered or self._leaving or self._over:
-            return
-        self._registering = True
-        now = self._desk.now
-        ttl_s = math.ceil(self._run.lease_ttl_s)
-        self._desk.ask(GrantLease(ttl_s), TIMEOUT_S, lambda answer: self._lease_granted(answer, now))
-
-    def _lease_granted(self, answer: Answer | StoreError, sent_at: float) -> None:
-        if not isinstance(answer, LeaseGranted):
-            self._register_later()
-            return
-        node_id, lease = self.node_id, answer.lease
-        if self._is_spent(node_id):
-            self._give_up_lease(lease)
-            return
-        key = self._keys.node(node_id)
-        node = self._node
-        record = NodeRecord(
-            node_id, node.address, node.host, node.boot_id, node.local_world_size, node.role, node.node_rank
-        )
-        compares = [Compare(key, Target.CREATE_REVISION, 0)]
-        if self._running:  # the same id again, while its workers have run without a break: only if the round stands
-            compares.append(Compare(self._keys.round, Target.MOD_REVISION, self._round_revision))
-        request = Txn(
-            tuple(compares),
-            (Put(key, write_node(record), lease),),
-            (Range(key, keys_only=True), Range(self._keys.round)),
-        )
-        self._desk.ask(request, TIMEOUT_S, lambda answer: self._registration_sent(answer, node_id, lease, sent_at))
-
-    def _registration_sent(self, answer: Answer | StoreError, node_id: str, lease: int, sent_at: float) -> None:
-        if self._over or node_id != self.node_id:
-            self._registering = False
-            return
-        if isinstance(answer, TxnAnswer) and answer.succeeded:
-            self._become_registered(lease, sent_at)
-        elif isinstance(answer, TxnAnswer):
-            mine, current = answer.ranges
-            self._registering = False
-            if mine.kvs and mine.kvs[0].lease == lease:
-                self._become_registered(lease, sent_at)
-                return
-            self._see(current.kvs[0] if current.kvs else None)
-            self._lease_is_lost()
-        elif isinstance(answer, StoreError) and answer.maybe_done:
-            key = self._keys.node(node_id)
-            self._desk.ask(
-                Range(key, keys_only=True),
-                TIMEOUT_S,
-                lambda found: self._registration_looked_up(found, node_id, lease, sent_at),
-            )
-        else:
-            self._register_later()
-
-    def _registration_looked_up(self, answer: Answer | StoreError, node_id: str, lease: int, sent_at: float) -> None:
-        if isinstance(answer, RangeAnswer) and answer.kvs and answer.kvs[0].lease == lease and node_id == self.node_id:
-            self._become_registered(lease, sent_at)
-        else:
-            self._register_later()
-
-    def _register_later(self) -> None:
-        self._registering = False
-        self._desk.set_timer("register", self._desk.now + RETRY_S, self._lease_is_lost)
-
-    def _is_spent(self, node_id: str) -> bool:
-        """Whether an id was registered before, and its workers have not run without a break since."""
-        return node_id == self._registered_id and (not self._running or self._stopping_since is not None)
-
-    def _give_up_lease(self, lease: int) -> None:
-        self._registering = False
-        self._desk.ask(RevokeLease(lease), TIMEOUT_S, lambda _answer: None)
-        self._lease_is_lost()
-
-    def _become_registered(self, lease: int, sent_at: float) -> None:
-        if self._is_spent(self.node_id):  # its workers stopped while the answer was under way
-            self._give_up_lease(lease)
-            return
-        self._registering = False
-        self._registered = True
-        self._registered_id = self.node_id
-        self._lease = lease
+    def registered(self) -> None:
+        """There is a lease, and our id on it."""
         assert self._spec
         self._desk.emit(SetToken(self._spec.token, self.node_id))
-        self._extend_lease(sent_at)
-        self._desk.set_timer("renew", sent_at + self._run.lease_ttl_s / 3, self._renew)
         if self._leave_asked or self._leaving:
             self._finish_leaving()
             return
         self._look()
         self._follow_round()
 
-    def _renew(self) -> None:
-        if not self._registered:
-            return
-        now, ttl_s, lease = self._desk.now, self._run.lease_ttl_s, self._lease
-        self._desk.set_timer("renew", now + ttl_s / 3, self._renew)
-        self._desk.ask(KeepAlive(lease), ttl_s / 4, lambda answer: self._renewed(answer, lease, now))
+    def renewed(self) -> None:
+        """What waited for a valid lease can go on."""
+        self._follow_round()
 
-    def _renewed(self, answer: Answer | StoreError, lease: int, sent_at: float) -> None:
-        if lease != self._lease or not self._registered:
-            return
-        if isinstance(answer, LeaseAlive) and answer.ttl_s > 0:
-            self._extend_lease(sent_at)
-            self._follow_round()
-        elif isinstance(answer, LeaseAlive):
-            self._registered = False
-            self._lease_is_lost()
-        else:
-            self._ask_for_vouch()
-            self._check_outage()
+    def missed(self) -> None:
+        """The store did not answer a renewal: the other members may vouch for us."""
+        self._ask_for_vouch()
+        self._check_outage()
 
-    def _extend_lease(self, sent_at: float) -> None:
-        """The deadline counts from when the renewal was sent."""
-        self._lease_deadline = max(self._lease_deadline, sent_at + self._run.lease_ttl_s)
-        self._tell_deadline()
-
-    def _lease_is_lost(self) -> None:
+    def lost(self) -> None:
         """Come back: under the old id only while the workers have run without a break, else under a new one."""
-        if self._registered or self._registering or self._leaving or self._over or self._round is None:
+        registration = self._registration
+        if registration.is_valid or registration.is_under_way or self._leaving or self._over or self._round is None:
             return
         if self._running:
-            if self._stopping_since is None:
-                self._register()
+            if self.runs_unbroken:
+                registration.register()
             return  # those that are being stopped: when they are gone
         assign = self._my_assign()
         if assign and assign.node_id == self.node_id and self._finished != self._round.number:
@@ -415,41 +220,22 @@ class Member:
         if self._outbox.is_empty:
             self._desk.ask(Range(self._keys.round), TIMEOUT_S, self._come_back)
         else:  # what happened under the old id is told first: its peers may take its end for a loss
-            self._desk.set_timer("register", self._desk.now + RETRY_S, self._lease_is_lost)
+            self._desk.set_timer("register", self._desk.now + RETRY_S, self.lost)
 
     def _come_back(self, answer: Answer | StoreError) -> None:
-        if self._registered or self._registering or self._running or self._leaving or self._over:
+        registration = self._registration
+        if registration.is_valid or registration.is_under_way or self._running or self._leaving or self._over:
             return
         if isinstance(answer, RangeAnswer):
-            self._take_new_id(answer.revision)
+            registration.take_new_id(answer.revision)
         else:
-            self._desk.set_timer("register", self._desk.now + RETRY_S, self._lease_is_lost)
+            self._desk.set_timer("register", self._desk.now + RETRY_S, self.lost)
             self._check_outage()
 
-    # --- the deadline --------------------------------------------------------------------------------------------
-
-    def _deadline(self) -> float:
-        return max(self._lease_deadline, self._vouch_deadline)
-
-    def _tell_deadline(self) -> None:
-        deadline = self._deadline()
-        if deadline > self._told_deadline:
-            self._told_deadline = deadline
-            self._desk.emit(SetDeadline(deadline))
-            self._desk.set_timer("deadline", deadline, self._deadline_passed)
-
-    def _deadline_passed(self) -> None:
+    def overdue(self) -> None:
+        """The deadline has passed."""
         if self._running:
             self._stop_workers("this node's lease had run out and nobody could vouch for it", by_deadline=True)
-
-    def _ask_for_vouch(self) -> None:
-        record, assign = self._round, self._my_assign()
-        if not self._running or self._stopping_since is not None or record is None or assign is None:
-            return
-        if record.phase is not Phase.RUNNING or record.number != self._running:
-            return
-        message = self._vouching.ask(self._desk.now)
-        self._send([ToPeer(assign.first.node_id, message)], assign)
 
     def _check_outage(self) -> None:
         """Too long without a store, and without workers: there is nothing left to wait for."""
@@ -459,6 +245,13 @@ class Member:
             self._refuse(StoreUnreachable(f"The store was out of reach for {away_s:.0f} s.", "See --outage-limit."))
 
     # --- peers ---------------------------------------------------------------------------------------------------
+
+    def _ask_for_vouch(self) -> None:
+        record, assign = self._round, self._my_assign()
+        if not self.runs_unbroken or record is None or assign is None:
+            return
+        if record.phase is Phase.RUNNING and record.number == self._running:
+            self._send([ToPeer(assign.first.node_id, self._vouching.ask(self._desk.now))], assign)
 
     def _peer_said(self, sender: str, message: dict[str, object]) -> None:
         record, assign = self._round, self._my_assign()
@@ -477,11 +270,10 @@ class Member:
                 self._vouched(message)
 
     def _vouched(self, message: dict[str, object]) -> None:
-        until = self._vouching.heard_vouch(message, self._desk.now, self._lease_deadline, self._run.outage_limit_s)
-        alive = self._stopping_since is None and self._desk.now < self._deadline()
-        if until is not None and until > self._vouch_deadline and alive:
-            self._vouch_deadline = until
-            self._tell_deadline()
+        registration, now = self._registration, self._desk.now
+        until = self._vouching.heard_vouch(message, now, registration.lease_deadline, self._run.outage_limit_s)
+        if until is not None and self.runs_unbroken and now < registration.deadline:  # it revives nothing
+            registration.vouched(until)
 
     def _send(self, messages: list[ToPeer], assign: AssignRecord) -> None:
         for node_id, message in messages:
@@ -498,7 +290,7 @@ class Member:
         if record is None or assign is None or record.phase is not Phase.RUNNING or assign.node_id != self.node_id:
             return False
         number = record.number
-        lives = self._finished == number or (self._running == number and self._stopping_since is None)
+        lives = self._finished == number or (self._running == number and not self._stopping)
         known = self._proposer.trouble_known(number) if self._proposer else False
         return lives and self._in_trouble != number and not self._gone and not self._leaving and not known
 
@@ -530,17 +322,14 @@ class Member:
             self._watch = None
             self._look()
             return
-        for change in what.changes:
-            gone = change.value is None
-            self._see(
-                None if gone else KeyValue(change.key, change.value or b"", change.create_revision, change.mod_revision)
-            )
+        for key, value, created, modified, lease in what.changes:
+            self.see(None if value is None else KeyValue(key, value, created, modified, lease))
 
     def _round_seen(self) -> RoundSeen:
         return RoundSeen(self._round.number if self._round else 0, self._round_revision)
 
-    def _see(self, kv: KeyValue | None) -> None:
-        """`round` as it stands, or stood: an older one than is known changes nothing."""
+    def see(self, kv: KeyValue | None) -> None:
+        """`round` as it stands, or stood: an older one than is known changes nothing. None: there is none."""
         if self._over:
             return
         if kv is None:
@@ -551,7 +340,7 @@ class Member:
         try:
             record = read_round(kv.key, kv.value)
         except Malformed as problem:
-            self._refuse(StoreUnreachable(f"{problem}.", "Another program writes there: choose another --rdzv-id."))
+            self._refuse(not_ours(problem))
             return
         before = self._round
         if before and (record.number, record.phase.order) < (before.number, before.phase.order):
@@ -591,7 +380,7 @@ class Member:
                 self._take_part(record)
 
     def _get_ready(self, number: int) -> None:
-        if not self._registered or self._running or self._leaving or self._refused:
+        if not self._registration.is_valid or self._running or self._leaving or self._refused:
             return
         if self._meeting_for != (number, self.node_id):
             self._meeting_for = (number, self.node_id)
@@ -600,7 +389,8 @@ class Member:
     def _meeting_opened(self, event: MeetingOpened) -> None:
         record = self._round
         if record and (event.round, self.node_id) == self._meeting_for and record.number == event.round:
-            self._post(ReportRecord(event.round, self.node_id, Kind.READY, 0, event.address, event.port, event.served))
+            meeting = event.address, event.port, event.served
+            self._outbox.post(ReportRecord(event.round, self.node_id, Kind.READY, 0, *meeting))
 
     def _my_assign(self) -> AssignRecord | None:
         """Our assignment in the round that runs or stops, if we are a member of it."""
@@ -612,18 +402,18 @@ class Member:
             self._read_assign(record.nonce)
             return
         assign = self._assigns[record.nonce]
-        if assign is None:
-            if record.phase is Phase.RUNNING and self._registered:
-                self._desk.set_timer("spare", self._desk.now + SPARE_S, lambda: self._say_spare(record.number))
-            return
         number = record.number
+        if assign is None:
+            if record.phase is Phase.RUNNING and self._registration.is_valid:
+                self._desk.set_timer("spare", self._desk.now + SPARE_S, lambda: self._say_spare(number))
+            return
         if self._running or self._finished == number:
             return
         spent = self._dead >= number or assign.node_id != self.node_id
         if record.phase is Phase.STOPPING or spent or self._leaving or self._refused:
             self._dead = max(self._dead, number)
             self._report(Kind.STOPPED, assign.node_id)
-        elif self._registered and self._desk.now < self._lease_deadline:
+        elif self._registration.is_valid and self._desk.now < self._registration.lease_deadline:
             self._start_workers(record, assign)
 
     def _say_spare(self, number: int) -> None:
@@ -633,8 +423,7 @@ class Member:
 
     def _read_assign(self, nonce: str) -> None:
         self._assigns = {}
-        mine = (self.node_id, *self._old_ids)
-        request = Txn((), tuple(Range(self._keys.assign(nonce, node_id)) for node_id in mine if node_id))
+        request = Txn((), tuple(Range(self._keys.assign(nonce, node_id)) for node_id in self._registration.ids))
         if request.success:
             self._desk.ask(request, TIMEOUT_S, lambda answer: self._assign_read(nonce, answer))
 
@@ -648,24 +437,25 @@ class Member:
         try:
             assign = read_assign(found[0].key, found[0].value) if found else None
         except Malformed as problem:
-            self._refuse(StoreUnreachable(f"{problem}.", "Another program writes there: choose another --rdzv-id."))
+            self._refuse(not_ours(problem))
             return
         self._assigns[nonce] = assign
         if assign:
-            self._vouching.enter(self._round.number, tuple(Peer(*peer) for peer in assign.members))
+            self._vouching.enter(self._round.number, assign.members)
         self._follow_round()
+
+    # --- whose turn it is ----------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Look whether it is our turn to propose, and whether a watch has missed anything."""
         self._desk.set_timer("look", self._desk.now + LOOK_S, self._look)
-        record = self._round
-        elders = record.elders if record else ()
+        elders = self._round.elders if self._round else ()
         request = Txn(
             (),
             (
                 Range(self._keys.round),
                 Range(self._keys.nodes, prefix=True, limit=FIRST_NODES, keys_only=True),
-                Range(self._keys.away_host(self._node.host), keys_only=True),
+                Range(self._keys.away_host(self._host), keys_only=True),
                 *(Range(self._keys.node(elder), keys_only=True) for elder in elders),
             ),
         )
@@ -676,22 +466,22 @@ class Member:
             self._check_outage()
             return
         current, first, away, *found = answer.ranges
-        self._see(current.kvs[0] if current.kvs else None)
+        self.see(current.kvs[0] if current.kvs else None)
         if self._over or self._proposer is None:
             return
         if away.kvs:
             self._say(
-                f"this node ({self._node.host}) was set aside, because its workers failed again and again while "
+                f"this node ({self._host}) was set aside, because its workers failed again and again while "
                 f"others' did not: it waits for up to {self._run.cool_down_s:g} s (--max-node-failures)"
             )
         if self._watch is None:
             self._watch_round(answer.revision + 1)
         oldest = [kv.key.rpartition("/")[2] for kv in first.kvs]
-        registered = [elder for elder, there in zip(elders, found, strict=True) if there.kvs]
-        self._proposer.be(self._turn(registered, oldest) if self._registered else None)
+        present = [elder for elder, there in zip(elders, found, strict=True) if there.kvs]
+        self._proposer.be(self._turn(present, oldest) if self._registration.is_valid else None)
 
     def _turn(self, elders: list[str], oldest: list[str]) -> int | None:
-        """Which of the three proposers this agent is: members first, by arrival; then other nodes, oldest first."""
+        """Which of the proposers this agent is: members first, by arrival; then other nodes, oldest first."""
         order = [*elders, *(node_id for node_id in oldest if node_id not in elders)]
         if self.node_id in order[:PROPOSERS]:
             return order.index(self.node_id)
@@ -704,22 +494,21 @@ class Member:
 
     def _start_workers(self, record: RoundRecord, assign: AssignRecord) -> None:
         self._running = record.number
-        self._stopping_since = None
-        self._vouch_deadline = float("-inf")  # a vouch is for one round
-        self._said.discard("the job runs without this node, which waits as a spare")
+        self._stopping = False
+        self._registration.forget_vouch()
         self._desk.emit(FollowPeer(assign.successor))
         self._desk.emit(RunRound(as_assignment(assign, record.number, record.restarts)))
 
     def _stop_workers(self, reason: str, *, by_deadline: bool = False) -> None:
-        if self._stopping_since is None:
-            self._stopping_since = self._desk.now
+        if not self._stopping:
+            self._stopping = True
             self._desk.emit(StopRound(self._running, reason, by_deadline))
 
     def _workers_failed(self, number: int, failure: Failure) -> None:
         if number == self._running:
             self._in_trouble = number
-            self._stopping_since = self._stopping_since or self._desk.now
-            self._post(ReportRecord(number, self._member_id(), Kind.FAILED, 0, failure=failure))
+            self._stopping = True
+            self._outbox.post(ReportRecord(number, self._member_id(), Kind.FAILED, 0, failure=failure))
 
     def _workers_stopped(self, number: int, failure: Failure | None) -> None:
         if number != self._running:
@@ -727,8 +516,8 @@ class Member:
         self._running = 0
         self._dead = max(self._dead, number)
         if failure:
-            self._post(ReportRecord(number, self._member_id(), Kind.FAILED, 0, failure=failure))
-        self._post(ReportRecord(number, self._member_id(), Kind.STOPPED, 0, failure=failure))
+            self._outbox.post(ReportRecord(number, self._member_id(), Kind.FAILED, 0, failure=failure))
+        self._outbox.post(ReportRecord(number, self._member_id(), Kind.STOPPED, 0, failure=failure))
         self._after_workers()
 
     def _workers_finished(self, number: int) -> None:
@@ -740,9 +529,9 @@ class Member:
         self._after_workers()
 
     def _after_workers(self) -> None:
-        self._stopping_since = None
-        if not self._registered:
-            self._lease_is_lost()
+        self._stopping = False
+        if not self._registration.is_valid:
+            self.lost()
         self._follow_round()
 
     def _member_id(self) -> str:
@@ -751,25 +540,23 @@ class Member:
 
     def _report(self, kind: Kind, node_id: str) -> None:
         if self._round:
-            self._post(ReportRecord(self._round.number, node_id, kind, 0))
-
-    def _post(self, report: ReportRecord) -> None:
-        self._outbox.post(report)
+            self._outbox.post(ReportRecord(self._round.number, node_id, kind, 0))
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
         """The run is closed and no worker of ours lives."""
-        if self._ends or self._registering:
+        registration = self._registration
+        if self._ends or registration.is_under_way:
             return
         self._ends = True
-        if not self._lease:
+        if not registration.was_ever_valid:
             self._say("the run had ended before this node came")
-        if self._lease and self._registered:
-            self._registered = False
-            self._desk.ask(RevokeLease(self._lease), TIMEOUT_S, lambda _answer: self._linger(self._desk.now))
+        since = self._desk.now
+        if registration.is_valid:
+            registration.give_up(lambda: self._linger(since))
         else:
-            self._linger(self._desk.now)
+            self._linger(since)
 
     def _linger(self, since: float) -> None:
         """Where the store ends with us, the others have to read the end first."""
@@ -800,7 +587,7 @@ class Member:
         self._leaving = reason
         assign = self._my_assign()
         if self._round and assign and self._round.phase is Phase.RUNNING and assign.node_id == self.node_id:
-            self._post(ReportRecord(self._round.number, self.node_id, Kind.LEAVING, 0, reason=reason))
+            self._outbox.post(ReportRecord(self._round.number, self.node_id, Kind.LEAVING, 0, reason=reason))
 
     def _leave(self, reason: str) -> None:
         """Write what has to be written, give up the registration, and go."""
@@ -820,10 +607,9 @@ class Member:
         if not self._leave_asked or not self._outbox.is_empty:
             return
         self._outbox.when_empty = None
-        if self._registered:
-            self._registered = False
-            self._desk.ask(RevokeLease(self._lease), TIMEOUT_S, lambda _answer: self._left())
-        elif not self._registering:
+        if self._registration.is_valid:
+            self._registration.give_up(self._left)
+        elif not self._registration.is_under_way:
             self._left()
 
     def _left(self) -> None:
@@ -832,10 +618,9 @@ class Member:
 
     def _refuse(self, error: DlaunchError) -> None:
         """This node takes no further part. What it registered goes when it leaves."""
-        if self._refused:
-            return
-        self._refused = True
-        self._desk.emit(Refuse(error))
+        if not self._refused:
+            self._refused = True
+            self._desk.emit(Refuse(error))
 
     def _store_went_back(self, known: int, found: int) -> None:
         self._desk.went_back = None
@@ -851,35 +636,3 @@ class Member:
         if text not in self._said:
             self._said.add(text)
             self._desk.emit(Say(text))
-
-
-def _contradiction(ours: RunSettings, theirs: RunSettings) -> str:
-    """In which setting two agents of one run disagree, with both values; empty: in none."""
-    for name, mine in ours._asdict().items():
-        other = theirs._asdict()[name]
-        if mine != other:
-            flag = _FLAGS.get(name, name)
-            return f"{flag} {_shown(other)}, but this node was started with {_shown(mine)}"
-    return ""
-
-
-_FLAGS = {
-    "min_nodes": "a minimum of --nnodes of",
-    "max_nodes": "a maximum of --nnodes of",
-    "max_restarts": "--max-restarts",
-    "restart_window_s": "--restart-window",
-    "backoff_s": "--backoff",
-    "backoff_max_s": "a maximum of --backoff of",
-    "early_stop": "--early-stop",
-    "join": "--join",
-    "join_settle_s": "--join",
-    "settle_s": "last_call_timeout",
-    "lease_ttl_s": "--lease-ttl",
-    "outage_limit_s": "--outage-limit",
-    "max_node_failures": "--max-node-failures",
-    "cool_down_s": "a cool-down of",
-}
-
-
-def _shown(value: object) -> str:
-    return str(getattr(value, "value", value))

@@ -36,9 +36,11 @@ from .store import (
     WatchLost,
 )
 
+PROPOSERS = 3
 STAGGER_S = 0.03  # the i-th proposer acts i times this later
 TIMEOUT_S = 2.0
 RETRY_S = 0.2
+WAITING_S = 3.0  # a round that forms for longer is told of
 PIECE = 100  # assignments in one transaction
 _LEAVES_ROUND = {Phase.FORMING, Phase.CLOSED}
 LIST_ALL_EVERY = 4  # lists of registrations to one list of everything
@@ -85,6 +87,7 @@ class Proposer:
         self._arrival_at = 0.0
         self._ripe: tuple[int, float] | None = None  # a decision at a revision of `round`, and when to commit it
         self._committing = False
+        self._said_of = 0  # the last round whose forming was told of
         self._complained: set[str] = set()
 
     @property
@@ -120,7 +123,7 @@ class Proposer:
         self._desk.unwatch(self._watch)
         self._watch = None
         self._loaded = False
-        for name in ("list", "decide", "list-again"):
+        for name in ("list", "decide", "list-again", "waiting"):
             self._desk.cancel_timer(name)
 
     # --- seeing --------------------------------------------------------------------------------------------------
@@ -226,6 +229,19 @@ class Proposer:
             desk.set_timer("decide", decision.at, self.consider)
         else:
             desk.cancel_timer("decide")
+        if board.round.phase is Phase.FORMING and self._said_of < board.round.number:
+            number, self._said_of = board.round.number, board.round.number
+            desk.set_timer("waiting", desk.now + WAITING_S, lambda: self._say_waiting(number))
+
+    def _say_waiting(self, number: int) -> None:
+        record, settings = self.board.round, self._settings
+        if not self.is_active or record is None or record.number != number or record.phase is not Phase.FORMING:
+            return
+        wanted = (
+            f"{settings.min_nodes}" if settings.min_nodes == settings.max_nodes else f"{settings.min_nodes} or more"
+        )
+        hosts = ", ".join(sorted(node.host for node in self.board.nodes.values())[:10])
+        self._desk.emit(Say(f"waiting for nodes: {len(self.board.nodes)} of {wanted} are here ({hosts})"))
 
     def _sight(self) -> Sight | None:
         board, now = self.board, self._desk.now

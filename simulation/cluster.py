@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 from dlaunch.agent.events import Begin, SignalArrived
 from dlaunch.outcome import ExitStatus
 from dlaunch.rendezvous.keys import Keys
-from dlaunch.rendezvous.store import Put, Request, Txn
+from dlaunch.rendezvous.records import read_round
+from dlaunch.rendezvous.store import Change, Put, Request, Txn
 from dlaunch.rendezvous.values import Ending
 
 from .clock import HostClock, Scheduler
@@ -102,7 +103,7 @@ class Cluster:
         """Let it all happen."""
         violation, ended_at = None, 0.0
         try:
-            self._arrange()
+            self.arrange()
             self._go_on()
             ended_at = self.scheduler.now
             self._check_end()
@@ -129,7 +130,8 @@ class Cluster:
             self.etcd.counts,
         )
 
-    def _arrange(self) -> None:
+    def arrange(self) -> None:
+        """Let the hosts and the faults come, each at its time."""
         for host in self.plan.hosts:
             self._add_host(host.clock, host.workers, host.name)
             self._start_later(len(self.hosts) - 1, host.starts_at)
@@ -264,7 +266,8 @@ class Cluster:
     def peer_heard(self, agent: Agent, node_id: str, message: dict[str, Any]) -> None:
         """A message from a peer has arrived."""
         if self.story.kept:
-            self.story.tell(agent.name, f"hears {message} from {node_id}")
+            told = ", ".join(f"{name} {value}" for name, value in message.items() if name != "kind")
+            self.story.tell(agent.name, f"hears {message.get('kind')} from {node_id}: {told}")
 
     def peer_told(self, agent: Agent, message: dict[str, Any]) -> None:
         """A message to a peer is sent."""
@@ -289,7 +292,7 @@ class Cluster:
 
     def _proposed(self, agent: Agent, value: bytes) -> None:
         if self.story.kept:
-            self.story.tell(agent.name, f"proposes {value.decode()[:90]}")
+            self.story.tell(agent.name, f"proposes {_round_in_words(value)}")
         self.invariants.proposes(agent, value)
 
     def _trap_for(self, agent: Agent, put: Put) -> Trap | None:
@@ -307,7 +310,7 @@ class Cluster:
         if not agent.node_id and self.scheduler.now < self.plan.heals_at + CONNECT_S:
             agent.may_give_up_until = agent.ended_at
 
-    def _written(self, revision: int, changes: tuple[Any, ...]) -> None:
+    def _written(self, revision: int, changes: tuple[Change, ...]) -> None:
         if self.story.kept:
             self._tell_changes(revision, changes)
         self.invariants.written(self.etcd.performing, changes)
@@ -317,13 +320,15 @@ class Cluster:
         if self._has_healed and record and self.invariants.rounds - self._rounds_when_healed > MOST_ROUNDS:
             raise Violation("5 progress", f"{MOST_ROUNDS} rounds since all healed")
 
-    def _tell_changes(self, revision: int, changes: tuple[Any, ...]) -> None:
+    def _tell_changes(self, revision: int, changes: tuple[Change, ...]) -> None:
         by = self.etcd.performing
         for change in changes:
             name = change.key.removeprefix(self.keys.root)
-            value = change.value
-            what = "gone" if value is None else value.decode()[:120] if name in {"round"} else "written"
-            self.story.tell("store", f"{revision}: {name} {what}" + (f" (by {by.name})" if by else " (lease ran out)"))
+            who = f" (by {by.name})" if by else " (its lease has run out)"
+            if name == "round" and change.value is not None:
+                self.story.tell("STORE", f"{revision}: {_round_in_words(change.value)}{who}")
+            elif change.value is not None or name.startswith("nodes/"):
+                self.story.tell("store", f"{revision}: {name}{'' if change.value is not None else ' is gone'}{who}")
 
     # --- faults --------------------------------------------------------------------------------------------------
 
@@ -464,6 +469,11 @@ class Cluster:
         for host in self.hosts:  # users see to it that an agent runs everywhere
             self._start_later(host.index, self.scheduler.now + 1.0)
             self._start_later(host.index, self.scheduler.now + 40.0)
+
+
+def _round_in_words(value: bytes) -> str:
+    record = read_round("round", value)
+    return f"round {record.number} is {record.phase.value}: {record.reason} ({record.restarts} restarts)"
 
 
 _STRIKE: dict[Kind, Callable[[Cluster, Host, Fault], None]] = {

@@ -269,7 +269,9 @@ class Client:
             or (etcd.weather.answer_lost and etcd.dice.random() < etcd.weather.answer_lost)
         ):
             return
-        etcd.scheduler.after(self._way(), self._hear, asked, answer)
+        slow = etcd.weather.answer_slow and etcd.dice.random() < etcd.weather.answer_slow
+        way_s = etcd.weather.slow.draw(etcd.dice) if slow else self._way()
+        etcd.scheduler.after(way_s, self._hear, asked, answer)
 
     def _hear(self, asked: Asked, answer: Answer | StoreError) -> None:
         if self.reaches and not self.closed:

@@ -121,9 +121,11 @@ def draw_outage(dice: random.Random, *, hosts: int, from_s: float, to_s: float, 
         if dice.random() < (0.4 if away else 0.6):  # some find it later than the others, or lose it earlier
             at = begins + lease_s * dice.uniform(-0.5, 0.5)
             faults.append(Fault(at, Kind.STORE_CUT, host, 0, lasts + lease_s * dice.uniform(-0.5, 2.0), leases, hard))
-    for _ in range(dice.choice((0, 1, 1, 2, 3))):
+    for _ in range(dice.choice((0, 1, 2, 2, 3))):
         kind = dice.choice(_MEANWHILE)
         at, for_s = begins + dice.uniform(-0.2, 1.2) * lasts, lease_s * dice.choice((0.1, 0.5, 1.0, 1.5, 3.0))
+        if kind is Kind.PEERS_CUT:  # with the store, and for as long
+            at, for_s = begins + lease_s * dice.uniform(-0.5, 0.5), lasts + lease_s * dice.uniform(-0.2, 2.0)
         faults.append(Fault(at, kind, dice.randrange(hosts), dice.randrange(hosts), for_s, leases, dice.random() < 0.5))
     return tuple(fault for fault in faults if 0.0 <= fault.at < to_s)
 

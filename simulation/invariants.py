@@ -59,6 +59,7 @@ class Invariants:
         self._alive: dict[int, set[Worker]] = defaultdict(set)  # by round
         self._started: set[tuple[str, int, int]] = set()  # node id, round, local rank
         self._ranks: dict[int, dict[int, Worker]] = defaultdict(dict)  # who had which rank, by round
+        self._has_lapsed = False  # whether the lease of a member has run out in this round
         self._proven: set[tuple[str, str]] = set()  # who has seen in a list, under no promise, that whose lease is gone
         self._promises: dict[tuple[str, int], float] = {}  # by node id and round: until when, on its host's clock
 
@@ -196,6 +197,7 @@ class Invariants:
         node_id = change.key.rpartition("/")[2]
         if change.value is None:
             self.registered.discard(node_id)
+            self._has_lapsed = self._has_lapsed or node_id in self.members
             return
         again = node_id not in self.registered and node_id in self._owners
         self.registered.add(node_id)
@@ -219,6 +221,7 @@ class Invariants:
                     self._check_restarts(before, record)
             self._reports.clear()
             self._proven.clear()
+            self._has_lapsed = False
             self.members = {}
         if record.phase is Phase.RUNNING:
             self.members = self._assigns[record.nonce]
@@ -266,7 +269,7 @@ class Invariants:
             raise Violation(
                 "3 restarts", f"from {before.restarts} to {record.restarts}, by {sorted(k.value for k in kinds)}"
             )
-        clean = not kinds & {Kind.LOST, Kind.LEAVING, Kind.FENCED}
+        clean = not kinds & {Kind.LOST, Kind.LEAVING, Kind.FENCED} and not self._has_lapsed
         if (
             first
             and first.kind is Kind.FAILED

@@ -48,10 +48,10 @@ def draw_plan(seed: int, agents: int = 5) -> Plan:
         if agents <= 5
         else dice.randint(2, agents)
     )
-    most = dice.randint(1, count)
+    nodes = max(dice.randint(1, count), dice.randint(1, count))
     settings = SETTINGS._replace(
-        min_nodes=dice.randint(1, most),
-        max_nodes=most,
+        min_nodes=min(dice.randint(1, nodes), dice.randint(1, nodes)),
+        max_nodes=nodes,
         max_restarts=dice.choice((0, 3, 1000, 1000)),
         early_stop=dice.random() < 0.2,
         join=dice.choice((Join.NOW, Join.NOW, Join.AT_RESTART, Join.SETTLE)),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
 from .brain import make_brain
 from .cluster import Cluster, MakeBrain, Result
@@ -37,23 +39,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns 1 where a rule was broken."""
     asked = _parser().parse_args(arguments)
     began, broken, steps = time.monotonic(), Counter[str](), 0
-    for seed in range(asked.seed, asked.seed + asked.count):
-        plan = draw_crowd(seed, asked.agents) if asked.calm else draw_plan(seed, asked.agents)
-        result = simulate(plan, tells=asked.story)
-        steps += result.steps
-        if result.violation is not None:
-            broken[result.violation.rule] += 1
-            print(f"seed {seed}: {result.violation}", flush=True)
-            if asked.shrink:
-                print(_short_story(plan, result.violation.rule))
-        if asked.story:
-            print(_introduce(plan), result.story.text(), sep="\n")
-        if asked.calm:
-            _print_times(asked.agents, result)
+    for report in _reports(asked):
+        steps += report.steps
+        if report.text:
+            print(report.text, flush=True)
+        if report.rule:
+            broken[report.rule] += 1
     took_s = max(1e-9, time.monotonic() - began)
-    what = ", ".join(f"{count} broke {rule}" for rule, count in broken.items()) or "no rule was broken"
+    what = ", ".join(f"{count} broke {rule!r}" for rule, count in broken.items()) or "no rule was broken"
     print(f"{asked.count} seeds, {steps} steps in {took_s:.1f} s ({asked.count / took_s:.0f} seeds/s): {what}")
     return 1 if broken else 0
+
+
+class Report(NamedTuple):
+    """What is to be said of one seed."""
+
+    rule: str  # that was broken; empty: none
+    text: str
+    steps: int
+
+
+def _reports(asked: argparse.Namespace) -> Iterator[Report]:
+    seeds, examine = range(asked.seed, asked.seed + asked.count), partial(_examine, asked)
+    if asked.jobs == 1:
+        yield from map(examine, seeds)
+        return
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        yield from pool.map(examine, seeds, chunksize=50)
+
+
+def _examine(asked: argparse.Namespace, seed: int) -> Report:
+    """Run one seed, and say what is to be said of it."""
+    plan = draw_crowd(seed, asked.agents) if asked.calm else draw_plan(seed, asked.agents)
+    result = simulate(plan, tells=asked.story)
+    lines = [_introduce(plan), result.story.text()] if asked.story else []
+    if asked.calm:
+        lines.append(_times(asked.agents, result))
+    if result.violation is None:
+        return Report("", "\n".join(lines), result.steps)
+    rule = result.violation.rule
+    lines.append(f"seed {seed}: {result.violation}")
+    if asked.shrink:
+        short = shrink(plan, rule)
+        lines += [_introduce(short), simulate(short, tells=True).story.text()]
+    return Report(rule, "\n".join(lines), result.steps)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,15 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         default=SMALL,
         help=f"at most so many at the start (default: {SMALL}; with --calm: exactly)",
     )
+    parser.add_argument("--jobs", type=int, default=1, help="so many processes (default: 1)")
     parser.add_argument("--calm", action="store_true", help="no faults: how long does it take until all train?")
     parser.add_argument("--story", action="store_true", help="tell all that happens")
     parser.add_argument("--shrink", action="store_true", help="tell a failing seed with as few faults as will do")
     return parser
-
-
-def _short_story(plan: Plan, rule: str) -> str:
-    short = shrink(plan, rule)
-    return f"{_introduce(short)}\n{simulate(short, tells=True).story.text()}"
 
 
 def _introduce(plan: Plan) -> str:
@@ -89,10 +114,9 @@ def _introduce(plan: Plan) -> str:
     )
 
 
-def _print_times(agents: int, result: Result) -> None:
+def _times(agents: int, result: Result) -> str:
     whole = f"{result.worlds[0].at:.2f} s" if result.worlds else "never"
     each = ", ".join(f"{count / agents:.1f} {what}" for what, count in result.counts.items())
-    print(
-        f"{agents} agents: all trained after {whole} (virtual); for an agent {each}; the end at {result.ended_at:.2f} s"
+    return (
+        f"{agents} agents: all train after {whole} (virtual); for an agent {each}; the end at {result.ended_at:.2f} s"
     )
-    sys.stdout.flush()

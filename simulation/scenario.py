@@ -13,7 +13,7 @@ from .clock import HostClock
 from .cluster import Result
 from .faults import Fault, Kind, Leases, Snag, Trap
 from .plan import SETTINGS, HostPlan, Plan
-from .weather import FAIR
+from .weather import FAIR, Span
 
 A, B, C, D = range(4)  # hosts: they come in this order
 BIG_CLOCK, SMALL_CLOCK = HostClock(1e6, 1.0001), HostClock(50.0, 0.9999)
@@ -73,7 +73,7 @@ def _plan(
         hosts=tuple(HostPlan(0.1 * index, 2, clock=clocks[index % 3]) for index in range(hosts)),
         settings=SETTINGS._replace(min_nodes=least, max_nodes=most, lease_ttl_s=5.0, outage_limit_s=20.0, settle_s=0.5),
         faults=faults,
-        weather=FAIR._replace(victim_fails=other.get("victim_fails", 0.0)),
+        weather=FAIR._replace(victim_fails=other.get("victim_fails", 0.0), starter_ready=Span(0.3, 0.3)),
         traps=traps,
         needed_s=other.get("needed_s", 60.0),
         heals_at=other.get("heals_at", 200.0),
@@ -112,6 +112,18 @@ SCENARIOS: dict[str, Scenario] = {
         "B is cut off and vouched for when a worker of A fails: B stops at its deadline; then comes the next round",
         _plan(_B_CUT_OFF._replace(for_s=_ALWAYS), Fault(9.0, Kind.WORKER_FAILS, A, hard=True), needed_s=30.0),
         End(2, 0, ("failed",), sizes=(4, 2)),
+    ),
+    "no promise is given by a member that has failed": Scenario(
+        "A and B are cut off and vouched for when a worker of C fails; the spare D waits for promises of old to end",
+        _plan(
+            _B_CUT_OFF._replace(host=A, for_s=_ALWAYS),
+            _B_CUT_OFF._replace(for_s=_ALWAYS),
+            Fault(13.0, Kind.WORKER_FAILS, C, hard=True),
+            hosts=4,
+            most=3,
+            needed_s=30.0,
+        ),
+        End(2, 0, ("failed",), sizes=(6, 4)),
     ),
     "workers that stop at their deadline stop the round": Scenario(
         "B is cut off from all, so it stops its workers by itself; when it is back, it says so",
@@ -266,7 +278,7 @@ SCENARIOS: dict[str, Scenario] = {
         "its answer is lost", _snag("nodes/", "", Snag.ANSWER_LOST), End(3, 1, ("joins", "failed"))
     ),
     "assignments whose writer dies": Scenario(
-        "they count only once `round` names them", _snag("assign/", "", Snag.DIES_AFTER, 0.5), End(2, 0, ("lost",))
+        "they count only once `round` names them", _snag("assign/", "", Snag.DIES_AFTER, 0.5), End(2, 0, ("",))
     ),
     # --- several at once ---
     "two failures at the same instant": Scenario(

@@ -24,6 +24,7 @@ class Weather(NamedTuple):
     store_slow: float = 0.0  # chance that it takes `slow` instead
     slow: Span = Span(0.2, 2.0)
     request_lost: float = 0.0
+    answer_slow: float = 0.0  # chance that the way back alone takes `slow`
     answer_lost: float = 0.0  # the request was performed, and nobody hears of it
     write_late: float = 0.0  # performed long after its sender has given up
     late: Span = Span(0.5, 12.0)
@@ -59,6 +60,8 @@ def draw_weather(dice: random.Random) -> Weather:
     return Weather(
         store=dice.choice((Span(0.0005, 0.002), Span(0.001, 0.01), Span(0.01, 0.2))),
         store_slow=sometimes(),
+        slow=dice.choice((Span(0.2, 2.0), Span(0.2, 2.0), Span(1.0, 5.0))),
+        answer_slow=dice.choice((0.0, 0.0, 0.05, 0.4)),
         request_lost=sometimes(),
         answer_lost=sometimes(),
         write_late=sometimes(),
@@ -67,7 +70,7 @@ def draw_weather(dice: random.Random) -> Weather:
         watch_doubled=sometimes(),
         watch_slow=sometimes(),
         peer=dice.choice((Span(0.0003, 0.002), Span(0.001, 0.1))),
-        peer_slow=sometimes(),
+        peer_slow=dice.choice((0.0, 0.0, 0.05, 0.4)),
         peer_lost=sometimes(),
         starter_ready=dice.choice((Span(0.05, 0.1), Span(0.1, 3.0))),
         spawn=dice.choice((Span(0.005, 0.02), Span(0.01, 0.5))),

@@ -61,12 +61,17 @@ class Overlap(NamedTuple):
     """Two worlds at once."""
 
     seconds: float
-    earlier: Life  # that lived on
-    later: Life  # when this one had begun
+    at: float  # when the earlier one first lived although the later one was there
+    earlier: Life
+    later: Life
 
     def __str__(self) -> str:
-        old, new = (f"rank {life.rank} on {life.host} (pid {life.pid}) of {life.world}" for life in self[1:])
-        return f"{old} lived for {self.seconds:.3f} s more after {new} had begun"
+        old, new = (
+            f"rank {life.rank} on {life.host} (pid {life.pid}) of {life.world}" for life in (self.earlier, self.later)
+        )
+        return (
+            f"{old} lived for {self.seconds:.3f} s at {self.at:.3f}, after {new} had begun at {self.later.begun_at:.3f}"
+        )
 
 
 class Node:
@@ -292,16 +297,24 @@ def worlds(lives: Iterable[Life]) -> dict[str, list[Life]]:
 
 
 def overlaps(lives: Iterable[Life]) -> list[Overlap]:
-    """Every pair of worlds that were there at once, by the workers that show it best."""
+    """Every pair of worlds that were there at once, by the workers that show it best.
+
+    A worker lived when it says so: the time for which it stood still is no life.
+    """
     found = []
     groups = sorted(worlds(lives).values(), key=lambda group: min(life.begun_at for life in group))
     for number, group in enumerate(groups):
-        earlier = max(group, key=lambda life: life.last)
         for other in groups[number + 1 :]:
             later = min(other, key=lambda life: life.begun_at)
-            if earlier.last > later.begun_at:
-                found.append(Overlap(earlier.last - later.begun_at, earlier, later))
+            pairs = [_overlap(earlier, later) for earlier in group if earlier.last > later.begun_at]
+            if pairs:
+                found.append(max(pairs))
     return found
+
+
+def _overlap(earlier: Life, later: Life) -> Overlap:
+    ticks = [at for at in earlier.ticks if at > later.begun_at]
+    return Overlap(ticks[-1] - ticks[0], ticks[0], earlier, later)
 
 
 def now() -> float:

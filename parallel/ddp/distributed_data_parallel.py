@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from ..collective_error import kind_of
+from ..transport.byte_gather import all_gather_bytes
 from ..transport.choice import choose_transport
 from .arguments import builtin_hook, check_parameters, resolve_device_ids, resolve_group
 from .broadcast import broadcast_coalesced
@@ -29,6 +32,7 @@ from .buffers import BufferHook, BufferHookTime, shared_buffers, sparse_paramete
 from .graph import find_tensors, reachable_leaves
 from .join import DDPJoinHook
 from .mixed_precision import MixedPrecision
+from .optimizer_state import broadcast_optimizer_state
 from .reducer import CommHook, Member, Reducer, ReducerOptions
 from .same_model import verify_same_model
 
@@ -132,7 +136,10 @@ class DistributedDataParallel(nn.Module, Joinable):
             self._agree_on_state(source=0, with_buffers=sync_buffers)
         self._has_buffers = bool(shared_buffers(module, self.parameters_to_ignore))
         self.mixed_precision.cast_buffers(module)
+        self.mixed_precision.prepare(module)
         self.reducer = self._make_reducer()
+        if init_sync:
+            self.reducer.choose_transport()
 
     # The forward
 
@@ -205,26 +212,50 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     # State that ranks share
 
-    def rebuild(self, process_group: dist.ProcessGroup, source: int = 0) -> None:
+    def rebuild(
+        self,
+        process_group: dist.ProcessGroup,
+        source: int | None = None,
+        *,
+        optimizer: Optimizer | None = None,
+        joining: bool = False,
+    ) -> int:
         """Go on in a new group of ranks, of any size, with the same module.
 
-        Every rank of the new group calls this at the same time, ranks that have just come as well (they construct
-        with ``init_sync=False``). Parameters and buffers become those of rank ``source`` of the new group; gradients
-        are dropped. An optimizer keeps its hold on the parameters: they stay the same objects.
+        Every rank of the new group calls this at the same time, ranks that have just come as well: they construct
+        with ``init_sync=False`` and say that they are ``joining``. Parameters, buffers and, where one is given, the
+        optimizer's state and settings become those of rank ``source`` of the new group; gradients are dropped. An
+        optimizer keeps its hold on the parameters: they stay the same objects.
 
         Args:
             process_group: the new group.
-            source: the rank in the new group whose state is taken.
+            source: the rank in the new group whose state is taken; the first that is not joining if ``None``.
+            optimizer: of the module's parameters, of the same kind on every rank; all ranks give one, or none does.
+            joining: this rank has no state that is worth keeping.
+
+        Returns:
+            The rank whose state was taken, for what else the script wants from there (the number of the step).
 
         Raises:
-            RuntimeError: the ranks' models differ.
+            RuntimeError: the ranks' models or optimizers differ, or all ranks are joining.
         """
         self.process_group = process_group
+        source = self._agree_on_source(source, joining)
         self._agree_on_state(source, with_buffers=True)
+        if optimizer is not None:
+            broadcast_optimizer_state(optimizer, source, process_group, self.device)
         for _, parameter in self._managed_parameters():
             parameter.grad = None
         self.require_forward_param_sync = True
         self._replace_reducer()
+        return source
+
+    def _agree_on_source(self, source: int | None, joining: bool) -> int:
+        told = all_gather_bytes(b"joining" if joining else b"", self.device, self.process_group)
+        stayed = [rank for rank, word in enumerate(told) if not word]
+        if not stayed:
+            raise RuntimeError("All ranks of the new group are joining: none has a state to go on with.")
+        return stayed[0] if source is None else source
 
     def _agree_on_state(self, source: int, with_buffers: bool) -> None:
         parameters = [item for item in self.module.named_parameters() if item[0] not in self.parameters_to_ignore]
@@ -247,9 +278,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         """Take the buffers of rank ``source`` of the group."""
         buffers = shared_buffers(self.module, self.parameters_to_ignore)
         try:
-            broadcast_coalesced(buffers.values(), source, self.process_group, self.reducer.transport)
+            broadcast_coalesced(buffers.values(), source, self.process_group, self.reducer.choose_transport())
         except RuntimeError as error:
-            self.reducer.transport.give_up()
+            self.reducer.give_up()
             rank = dist.get_rank(self.process_group)
             sentence = f"Rank {rank} could not take the buffers of rank {source}: {error}"
             world_size = dist.get_world_size(self.process_group)
@@ -361,13 +392,13 @@ class DistributedDataParallel(nn.Module, Joinable):
             reduce_dtype=self.mixed_precision.reduce_dtype,
         )
         devices = {member.parameter.device for member in members}
-        transport = choose_transport(self._transport_wish, self.process_group, devices)
-        return Reducer(members, self.process_group, transport, options)
+        choose = partial(choose_transport, self._transport_wish, self.process_group, devices)
+        return Reducer(members, self.process_group, choose, options)
 
     def _replace_reducer(self) -> None:
         comm_hook = self.reducer.comm_hook
         self.reducer.remove_hooks()
-        self.reducer.transport.close()
+        self.reducer.close()
         self.reducer = self._make_reducer()
         self.reducer.comm_hook = comm_hook
 
@@ -398,7 +429,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             "world_size": dist.get_world_size(self.process_group),
             "rank": dist.get_rank(self.process_group),
             "backend_name": dist.get_backend(self.process_group),
-            "transport": reducer.transport.name,
+            "transport": reducer.transport_name,
             "iteration": reducer.times.steps,
             "num_parameter_tensors": len(reducer.members),
             "total_parameter_size_bytes": sum(sizes),

@@ -42,21 +42,60 @@ class MixedPrecision:
                 if buffer.is_floating_point():
                     buffer.data = buffer.data.to(self.buffer_dtype)
 
+    def prepare(self, module: nn.Module) -> None:
+        """Let modules that run again in a backward (activation checkpointing) find ``param_dtype`` there too."""
+        if self.param_dtype is None:
+            return
+        for submodule in module.modules():
+            if any(parameter.is_floating_point() for parameter in submodule.parameters(recurse=False)):
+                narrowed = _Narrowed(self)
+                submodule.register_forward_pre_hook(narrowed.enter)
+                submodule.register_forward_hook(narrowed.leave, always_call=True)
+
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module in ``param_dtype``. Autograd sees the casts, so gradients arrive in full precision."""
         if self.param_dtype is None:
             return module(*args, **kwargs)
         sparse = set(sparse_parameter_ids(module))
-        cast_sparse: Any = _CastKeepingLayout.apply
         narrow = {
-            name: cast_sparse(parameter, self.param_dtype) if id(parameter) in sparse else self._cast(parameter)
-            for name, parameter in module.named_parameters()
+            name: self.cast(parameter, sparse=id(parameter) in sparse) for name, parameter in module.named_parameters()
         }
-        args, kwargs = tree_map_only(Tensor, self._cast, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, self.cast, (args, kwargs))
         return functional_call(module, narrow, args, kwargs)
 
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.param_dtype) if tensor.is_floating_point() else tensor
+    def cast(self, tensor: Tensor, sparse: bool = False) -> Tensor:
+        """In ``param_dtype``, if it is of a floating-point type; ``sparse``: its gradient may be so."""
+        if not tensor.is_floating_point():
+            return tensor
+        if sparse:
+            narrowed: Tensor = _CastKeepingLayout.apply(tensor, self.param_dtype)  # type: ignore[no-untyped-call]
+            return narrowed
+        return tensor.to(self.param_dtype)
+
+
+class _Narrowed:
+    """Puts casts in the place of one module's own parameters while it runs, where they are not narrow already."""
+
+    def __init__(self, policy: MixedPrecision) -> None:
+        self._policy = policy
+        self._kept: list[dict[str, nn.Parameter]] = []  # one for each run that has not ended: modules may be nested
+
+    def enter(self, module: nn.Module, _: Any) -> None:
+        """Before the module runs."""
+        sparse = bool(getattr(module, "sparse", False))
+        wide = {
+            name: parameter
+            for name, parameter in module._parameters.items()
+            if parameter is not None and parameter.is_floating_point() and parameter.dtype != self._policy.param_dtype
+        }
+        self._kept.append(wide)
+        for name, parameter in wide.items():
+            module._parameters[name] = self._policy.cast(parameter, sparse)  # type: ignore[assignment]
+
+    def leave(self, module: nn.Module, *_: Any) -> None:
+        """After the module has run or raised."""
+        if self._kept:
+            module._parameters.update(self._kept.pop())
 
 
 class _CastKeepingLayout(torch.autograd.Function):

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.distributed import Work
 from torch.futures import Future
 
 from ..collective_error import CollectiveError, kind_of
@@ -70,11 +71,16 @@ class Reducer:
     """
 
     def __init__(
-        self, members: Sequence[Member], group: dist.ProcessGroup, transport: Transport, options: ReducerOptions
+        self,
+        members: Sequence[Member],
+        group: dist.ProcessGroup,
+        transport: Callable[[], Transport],
+        options: ReducerOptions,
     ) -> None:
         self.members = list(members)
         self.options = options
-        self.transport = transport
+        self._make_transport = transport
+        self._transport: Transport | None = None
         self.failed: CollectiveError | None = None
         self.divisor = dist.get_world_size(group)
         self.times = StepTimes()
@@ -82,6 +88,7 @@ class Reducer:
         self.ever_unused = False
         self.comm_hook: tuple[Any, CommHook] | None = None
         self.buckets: list[Bucket | SparseBucket] = []
+        self._place: dict[int, Any] = {}  # of a member: bucket, view of it, parameter
         self._group = group
         self._parameters = [member.parameter for member in self.members]
         self._sparse = [index for index, member in enumerate(self.members) if member.sparse]
@@ -99,6 +106,32 @@ class Reducer:
         self.layout: Layout = self._lay_out(range(count - 1, -1, -1))
         self.initial_layout = self.layout
         self._hooks = [self._hook(index, parameter) for index, parameter in enumerate(self._parameters)]
+
+    # The transport
+
+    def choose_transport(self) -> Transport:
+        """Choose how buckets are reduced, if that is not done; all ranks of the group must be there for it."""
+        if self._transport is None:
+            self._transport = self._make_transport()
+        return self._transport
+
+    def _watch(self, work: Work) -> Pending:
+        return self.choose_transport().watch(work)
+
+    def give_up(self) -> None:
+        """Let ranks that wait for this one know that they wait in vain."""
+        if self._transport is not None:
+            self._transport.give_up()
+
+    @property
+    def transport_name(self) -> str:
+        """How buckets are reduced; empty as long as that is not chosen."""
+        return "" if self._transport is None else self._transport.name
+
+    def close(self) -> None:
+        """Give back what the transport holds."""
+        if self._transport is not None:
+            self._transport.close()
 
     # Before a backward
 
@@ -138,7 +171,7 @@ class Reducer:
         if self.failed is not None:
             raise self._error(kind_of(self.failed), invalid_gradients(self.failed))
         if self._open:
-            self.transport.give_up()
+            self.give_up()
             missing = [member.name for member, left in zip(self.members, self._left, strict=True) if left > 0]
             raise RuntimeError(unfinished(dist.get_rank(self._group), missing))
 
@@ -282,14 +315,14 @@ class Reducer:
     def _launch(self, bucket: Bucket | SparseBucket) -> Handle | None:
         self.times.communication_began()
         if isinstance(bucket, SparseBucket):
-            return self.transport.watch(dist.all_reduce(bucket.gradient, group=self._group, async_op=True))
+            return self._watch(dist.all_reduce(bucket.gradient, group=self._group, async_op=True))
         if bucket.flat.numel() == 0 or self._can_skip(bucket):
             return None
         if self.comm_hook is not None:
             state, hook = self.comm_hook
             future: Future[Any] = hook(state, GradBucket(bucket, is_last=bucket is self.buckets[-1]))
             return future
-        return self.transport.all_reduce(bucket.flat)
+        return self.choose_transport().all_reduce(bucket.flat)
 
     def _can_skip(self, bucket: Bucket) -> bool:
         return self.options.skip_all_reduce_unused_params and all(index in self._kept for index in bucket.members)
@@ -300,7 +333,7 @@ class Reducer:
     def _launch_flags(self) -> None:
         device = self._parameters[0].device
         self._used_flags = torch.tensor(self._used, dtype=torch.int32, device=device)
-        self._flags_handle = self.transport.watch(dist.all_reduce(self._used_flags, group=self._group, async_op=True))
+        self._flags_handle = self._watch(dist.all_reduce(self._used_flags, group=self._group, async_op=True))
 
     # At the end of a backward
 
@@ -424,7 +457,7 @@ class Reducer:
         """Drop all gradients, so that an optimizer's step changes nothing, and say what could not be reduced."""
         for parameter in self._parameters:
             parameter.grad = None
-        self.transport.give_up()
+        self.give_up()
         self.failed = self._error(kind_of(error), not_reduced(dist.get_rank(self._group), what, error))
         raise self.failed from error
 
@@ -457,8 +490,9 @@ class Reducer:
         """Allocate late: the old buffers have gone with the gradients by now."""
         if self.buckets:
             return
+        transport = self.choose_transport()
         # Hooks reduce by collectives of their own, and may resize a buffer: plain memory is best for them.
-        source = self.transport if self.comm_hook is None else TorchTransport(self._group)
+        source = transport if self.comm_hook is None else TorchTransport(self._group)
         try:
             flats = source.allocate([self._spec(members) for members in self.layout])
         except RuntimeError as error:
@@ -492,7 +526,7 @@ class Reducer:
         agreed = torch.tensor([*order, *missing], device=self._parameters[0].device)
         try:
             source = dist.get_global_rank(self._group, 0)
-            self.transport.watch(dist.broadcast(agreed, src=source, group=self._group, async_op=True)).wait()
+            self._watch(dist.broadcast(agreed, src=source, group=self._group, async_op=True)).wait()
         except RuntimeError as error:
             self._fail(error, "the order of buckets")
         self.has_rebuilt = True

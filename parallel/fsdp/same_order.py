@@ -19,11 +19,13 @@ def check_same_unit(transport: Transport, device: torch.device, name: str) -> No
     try:
         names = [said.decode() for said in all_gather_bytes(name.encode(), device, transport.group)]
     except RuntimeError as error:
+        transport.give_up()
         raise RuntimeError(
             f"Rank {transport.rank} runs the unit {name} where it ran another one in the last iteration, and not all "
             f"other ranks did ({error}). Every rank must take the same path through sharded modules."
         ) from error
     if len(set(names)) > 1:
+        transport.give_up()
         said = ", ".join(f"rank {rank} runs {other}" for rank, other in enumerate(names))
         raise RuntimeError(
             f"The ranks do not run the units of the model in the same order: {said}. "

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..checkpoint.shards import shard
+from ..collective_error import told
 from .fully_shard import run_of
 from .sharded_parameter import ShardedParameter, shard_of
 from .state_forms import StateForm, dtensor_like, shown_as
@@ -96,10 +97,11 @@ def whole_of(rows: Tensor, parameter: ShardedParameter, *, rank0_only: bool) -> 
     padded[: rows.shape[0]].copy_(rows.detach())
     takes = not rank0_only or parameter.rank == 0
     pieces = [torch.empty_like(padded) for _ in range(layout.world_size)] if takes else None
-    if rank0_only:
-        dist.gather(padded, pieces, dst=dist.get_global_rank(group, 0), group=group)
-    elif pieces is not None:
-        dist.all_gather(pieces, padded, group=group)
+    with told(f"state of {parameter.name}", group):
+        if rank0_only:
+            dist.gather(padded, pieces, dst=dist.get_global_rank(group, 0), group=group)
+        elif pieces is not None:
+            dist.all_gather(pieces, padded, group=group)
     if pieces is None or (rank0_only and not unit.is_first):
         return None
     return torch.cat(pieces)[: layout.total_rows].cpu().view(layout.shape)

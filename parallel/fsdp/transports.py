@@ -54,6 +54,9 @@ class Transport(Protocol):
     def end_reading(self) -> None:
         """Return when no rank reads this rank's rows any more."""
 
+    def give_up(self) -> None:
+        """Let the others know, where that is possible, that this rank will not take part any more."""
+
 
 class AloneTransport:
     """One rank: its rows are the whole."""
@@ -83,6 +86,9 @@ class AloneTransport:
 
     def end_reading(self) -> None:
         """Nobody else reads."""
+
+    def give_up(self) -> None:
+        """Nobody waits."""
 
 
 class TorchTransport:
@@ -122,6 +128,9 @@ class TorchTransport:
 
     def end_reading(self) -> None:
         """Others have copies."""
+
+    def give_up(self) -> None:
+        """Backends have no word for it."""
 
 
 class SharedTransport:
@@ -182,6 +191,10 @@ class SharedTransport:
         self._ended += 1
         self._counters.set(Counter.READ, self._ended)
         self._counters.wait(Counter.READ, self._ended)
+
+    def give_up(self) -> None:
+        """Ranks that wait for this one raise at once."""
+        self._counters.give_up()
 
 
 def _nothing() -> None:

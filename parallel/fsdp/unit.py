@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..collective_error import told
 from .exchange import Reduction
 from .policies import MixedPrecisionPolicy
 from .shard_layout import ShardLayout
@@ -174,7 +175,7 @@ class Unit:
             return
         self.begin_unshard()
         assert self.memory is not None
-        with torch.no_grad():
+        with torch.no_grad(), told(f"the gather of unit {self.name}", self.transport.group):
             self.memory.finish_gather()
         for parameter in self.parameters:
             parameter.show_whole()
@@ -260,7 +261,8 @@ class UnitReduction:
     def wait(self) -> None:
         """Return when this rank's sums are there; wholes' gradients are freed by then."""
         if self._sums is None:
-            self._sums = self._over_replicas(self._reduction.wait())
+            with told(f"the reduction of unit {self._unit.name}", self._unit.transport.group):
+                self._sums = self._over_replicas(self._reduction.wait())
             del self._reduction
 
     def hand_over(self) -> None:

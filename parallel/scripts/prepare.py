@@ -43,8 +43,8 @@ def prepare(
     and calling it runs the data-parallel wrapper (``wrapper_of(model)``). It and the batches are moved to this
     process's device. Each loader yields this rank's share; see ``prepared_loader``.
 
-    For ``fsdp`` the model is sharded where it is, its repeated blocks first. Its parameters are rows from then on, which
-    the optimizer gets in the place of whole ones, and all ranks make state dicts together.
+    For ``fsdp`` the model is sharded where it is, its repeated blocks first. Its parameters are rows from then on,
+    which the optimizer gets in the place of whole ones, and all ranks make state dicts together.
 
     Args:
         model: all ranks get the first rank's parameters and buffers.
@@ -54,8 +54,8 @@ def prepare(
         way: ``dp``, ``ddp``, ``fsdp`` or ``none``; what ``--parallel`` says if ``None``, else ``ddp`` under a launcher.
         device: where this process computes; its accelerator by local rank, or the CPU, if ``None``.
         timeout_s: of collectives.
-        options: for the wrapper, ``find_unused_parameters=True`` for instance; for ``fsdp`` those of ``fully_shard`` and
-            ``auto_wrap_policy``.
+        options: for the wrapper, ``find_unused_parameters=True`` for instance; for ``fsdp`` those of ``fully_shard``
+            and ``auto_wrap_policy``.
 
     Raises:
         UsageError: something cannot be prepared; the sentence says what to do.

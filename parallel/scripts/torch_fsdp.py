@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..fsdp import FSDPModule
+from ..fsdp import FSDPModule, register_fsdp_forward_method
 from ..fsdp import FullyShardedDataParallel as _Wrapper
 from ..fsdp import fully_shard as _fully_shard
-from ..fsdp import register_fsdp_forward_method
 from ..fsdp.fully_shard import run_of
 from ..fsdp.refusals import refused
 from ..fsdp.state_forms import StateForm, watch_optimizers

@@ -18,7 +18,6 @@ from dlaunch.agent.layout import RunDirectory
 from dlaunch.agent.meeting import OpenedMeeting, open_meeting
 from dlaunch.agent.pump import OutputPump
 from dlaunch.agent.starter import Starter
-from dlaunch.clock import now
 from dlaunch.environ import Meeting, Place, World
 from dlaunch.spec import JobSpec, OutputSpec, Program, ProgramKind, StartMethod
 
@@ -52,18 +51,16 @@ class Node:
         self.ready = self.says("ready")
 
     def says(self, kind: str, process_id: int | None = None) -> frames.Frame:
-        deadline = now() + DEADLINE_S
         while True:
             for frame in self._heard:
                 if frame["kind"] == kind and process_id in {None, frame.get("id")}:
                     self._heard.remove(frame)
                     return frame
-            assert now() < deadline, self._heard
             with selectors.DefaultSelector() as waiting:
                 waiting.register(self.starter.socket, selectors.EVENT_READ)
-                waiting.select(1.0)
+                assert waiting.select(DEADLINE_S), self._heard
             heard = self.starter.read()
-            assert heard is not None
+            assert heard is not None, self._heard
             self._heard += heard
 
     def run(self, group: WorkerGroup) -> list[Any]:

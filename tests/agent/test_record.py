@@ -71,8 +71,10 @@ def test_a_record_that_hangs_stops_nobody(tmp_path: Path) -> None:
         record.attempt_started(attempt)
     assert not writer.wait(0.05)
     with path.with_suffix(".new").open("rb"):
-        path.with_suffix(".new").unlink()
         assert writer.wait(DEADLINE_S)
+    record.attempt_started(1000)
+    assert writer.wait(DEADLINE_S)
+    assert read(path)["attempt"] == 1000
 
 
 def test_a_directory_that_cannot_be_written_ends_the_record_and_nothing_else(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,6 +71,7 @@ def of_type(dtype: torch.dtype) -> Feature:
     )
 
 
+NARROW = MixedPrecision(param_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
 HALF = torch.finfo(torch.float16).eps
 BRAIN = torch.finfo(torch.bfloat16).eps
 
@@ -95,7 +96,7 @@ FEATURES = [
     Feature("no buffers", ddp={"forward_sync_buffers": False}),
     Feature("delayed", ddp={"delay": True}),
     Feature("narrow wire", ddp={"mixed_precision": MixedPrecision(reduce_dtype=torch.float16)}, precision=HALF),
-    Feature("narrow parameters", ddp={"mixed_precision": MixedPrecision(param_dtype=torch.bfloat16)}, precision=BRAIN),
+    Feature("narrow parameters", ddp={"mixed_precision": NARROW}, precision=BRAIN),
     Feature("dense embedding", model={"sparse": False}),
     Feature("checkpoint", model={"recompute": False}, kind="recompute"),
     Feature(
@@ -261,7 +262,7 @@ def ours(case: Case, transport: str, rank: int, data: Sequence[tuple[Tensor, Ten
     for name in case:
         arguments |= BY_NAME[name].ddp
     if {"narrow wire", "narrow parameters"} <= set(case):
-        arguments["mixed_precision"] = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float16)
+        arguments["mixed_precision"] = replace(NARROW, reduce_dtype=torch.float16)
     if arguments.pop("delay", False):
         tied = network.get_parameter("tied.weight")
         arguments |= {"delay_all_reduce_named_params": [("tied.weight", tied)], "param_to_hook_all_reduce": tied}

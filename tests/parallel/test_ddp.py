@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -483,46 +482,6 @@ def throws_early(rank: int) -> str:
 def test_join_can_raise_on_all_ranks_when_one_has_finished(world_of: WorldOf) -> None:
     for message in world_of(2).run(throws_early):
         assert "exhausted" in message
-
-
-# A changed world
-
-
-def shrink_and_grow(rank: int) -> list[Tensor]:
-    torch.manual_seed(rank)
-    model = DistributedDataParallel(two_layers())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(size: int, number: int) -> None:
-        inputs, targets = batches(6, 12)[number]
-        optimizer.zero_grad()
-        torch.autograd.backward(functional.mse_loss(model(inputs[rank::size]), targets[rank::size]))
-        optimizer.step()
-
-    step(3, 0)
-    pair = dist.new_group([0, 1])
-    if rank < 2:
-        model.rebuild(pair)
-        step(2, 1)
-        step(2, 2)
-        assert model.logging_data()["world_size"] == 2
-    model.rebuild(_get_default_group())
-    step(3, 3)
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def test_a_wrapper_goes_on_in_a_smaller_and_then_a_larger_world(world_of: WorldOf) -> None:
-    torch.manual_seed(0)
-    network = two_layers()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    for inputs, targets in batches(6, 12)[:4]:
-        optimizer.zero_grad()
-        torch.autograd.backward(functional.mse_loss(network(inputs), targets))
-        optimizer.step()
-    for rank, result in enumerate(world_of(3).run(shrink_and_grow)):
-        if rank < 2:  # the third one's optimizer missed two steps: its momentum is its own
-            for mine, expected in zip(result, network.parameters(), strict=True):
-                torch.testing.assert_close(mine, expected.detach(), rtol=1e-4, atol=1e-5)
 
 
 # SyncBatchNorm

@@ -1,110 +1,129 @@
 """Scripts written for torch's classes, run with ours under torch's names, and with torch's: the same numbers.
 
-The scripts have the shapes of torch's documentation (the basic DDP use case, saving and loading checkpoints, the
-DataParallel tutorial), in our words.
+The examples have the shapes of torch's documents, in our words. With ours they are one job of the launcher.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from .programs import run_ranks
-
-APPLY = """
 import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
 from dlaunch.parallel.scripts import patch
-patch.apply(os.environ["DLAUNCH_PARALLEL"])
-"""
 
-BASIC = """
-import torch, torch.distributed as dist, torch.nn as nn, torch.optim as optim
-from torch.nn.parallel import DistributedDataParallel as DDP
+from . import ddp_examples
+from .programs import ROOT
+from .worlds import World, WorldOf
 
-class Toy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net1, self.relu, self.net2 = nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)
+Results = list[dict[str, Any]]
+DIFFERENT = {"join_with_a_sharded_optimizer", "synchronised_batch_norm"}  # where ours does what torch's does not
+NAMES = [example.__name__ for example in ddp_examples.EXAMPLES]
 
-    def forward(self, x):
-        return self.net2(self.relu(self.net1(x)))
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.manual_seed(rank)
-model = DDP(Toy())
-loss_fn, optimizer = nn.MSELoss(), optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-for step in range(5):
-    generator = torch.Generator().manual_seed(10 * step + rank)
-    optimizer.zero_grad()
-    loss_fn(model(torch.randn(20, 10, generator=generator)), torch.randn(20, 5, generator=generator)).backward()
-    optimizer.step()
-print(type(model).__module__.partition(".")[0], isinstance(model, DDP), isinstance(model, nn.Module))
-for key, value in model.state_dict().items():
-    print(key, value.double().sum().item())
-del model
-dist.destroy_process_group()
-"""
+@pytest.fixture(scope="module")
+def both(world_of: WorldOf, tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
+    """What the examples came to on each rank: with torch's class, and under ``dlaunch --parallel ddp``."""
+    theirs, ours = (tmp_path_factory.mktemp(name) for name in ("theirs", "ours"))
+    script = str(Path(ddp_examples.__file__))
+    command = [sys.executable, "-m", "dlaunch", "--nproc-per-node", "2", "--parallel", "ddp", script, str(ours)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        torchs = world_of(2).run(ddp_examples.run, str(theirs))
+        output, _ = job.communicate(timeout=100)
+    finally:
+        job.terminate()
+    assert job.returncode == 0, output
+    return torchs, [torch.load(ours / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
-CHECKPOINT = """
-import os, torch, torch.distributed as dist, torch.nn as nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.manual_seed(rank)
-ddp_model = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
-ddp_model(torch.randn(6, 4)).sum().backward()
-if rank == 0:
-    torch.save(ddp_model.state_dict(), "model.checkpoint")
-dist.barrier()
-other = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
-other.load_state_dict(torch.load("model.checkpoint", map_location="cpu", weights_only=True))
-plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-plain.load_state_dict({k.removeprefix("module."): v for k, v in other.state_dict().items()})
-print(sorted(other.state_dict()), plain[0].weight.sum().item())
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
-print(sorted(get_model_state_dict(other)))
-del ddp_model, other
-dist.destroy_process_group()
-"""
+def flat(found: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in found.items():
+        result |= flat(value, f"{prefix}{name}: ") if isinstance(value, dict) else {prefix + name: value}
+    return result
 
-DATA_PARALLEL = """
-import torch, torch.nn as nn
-from torch.utils.data import DataLoader, TensorDataset
-for wrap in (nn.DataParallel, nn.parallel.DataParallel):
+
+def test_the_flag_puts_ours_in_the_place_of_torchs(both: tuple[Results, Results]) -> None:
+    theirs, ours = ([rank["home of the class"] for rank in results] for results in both)
+    assert theirs == ["torch"] * 2 and ours == ["dlaunch"] * 2
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in DIFFERENT])
+def test_a_documented_way_to_use_ddp_ends_with_the_same_bits(both: tuple[Results, Results], name: str) -> None:
+    for theirs, ours in zip(*both, strict=True):
+        expected, found = flat(theirs[name]), flat(ours[name])
+        assert found.keys() == expected.keys() and "raised" not in expected
+        assert any(isinstance(value, Tensor) for value in expected.values())
+        for what, value in expected.items():
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(found[what], value, rtol=0, atol=0, msg=f"{what} differs")
+            else:
+                assert found[what] == value, what
+
+
+def test_a_rank_that_has_joined_steps_its_part_of_a_sharded_optimizer_with_the_others_gradients(
+    both: tuple[Results, Results],
+) -> None:
+    """torch 2.13 lets it step with the gradients of its own last iteration again."""
     torch.manual_seed(0)
-    model = wrap(nn.Linear(5, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for (inputs,) in DataLoader(TensorDataset(torch.randn(30, 5)), batch_size=10):
+    network = ddp_examples.ToyModel()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for step in range(3):
         optimizer.zero_grad()
-        model(inputs).square().mean().backward()
+        for rank in range(2):
+            torch.manual_seed(100 * step + rank)
+            inputs, targets = torch.randn(20, 10), torch.randn(20, 5)
+            if step < 2 + rank:  # rank 0 has two batches, rank 1 has three
+                torch.autograd.backward(nn.functional.mse_loss(network(inputs), targets) / 2)
         optimizer.step()
-    print(type(model).__module__.partition(".")[0], isinstance(model, wrap))
-    print(list(model.state_dict()), model.module.weight.double().sum().item())
-"""
+    for ours in both[1]:
+        for name, value in network.state_dict().items():
+            torch.testing.assert_close(ours["join_with_a_sharded_optimizer"][f"module.{name}"], value)
 
 
-def outputs(script: str, folder: Path, world_size: int, way: str | None) -> list[list[str]]:
-    variables = {} if way is None else {"DLAUNCH_PARALLEL": way}
-    results = run_ranks((APPLY if way else "") + script, folder, world_size, variables=variables)
-    for result in results:
-        assert result.returncode == 0, result.stderr
-    return [result.stdout.splitlines() for result in results]
+def test_synchronised_batch_norm_is_wrapped_on_cpus_too(both: tuple[Results, Results]) -> None:
+    (theirs, ours), _ = ([rank["synchronised_batch_norm"] for rank in ranks] for ranks in zip(*both, strict=True))
+    assert "SyncBatchNorm layers only work with GPU modules" in theirs["raised"]
+    assert ours["kinds"] == ["Linear", "SyncBatchNorm", "Linear"]
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(10, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)).eval()
+    torch.testing.assert_close(ours["output"], plain(torch.ones(2, 10)).detach())
 
 
-def test_the_basic_use_case_trains_to_the_same_parameters(tmp_path: Path) -> None:
-    theirs, ours = (outputs(BASIC, tmp_path, 2, way) for way in (None, "ddp"))
-    assert [rank[0] for rank in theirs] == ["torch True True"] * 2
-    assert [rank[0] for rank in ours] == ["dlaunch True True"] * 2
-    assert ours[0][1:] == ours[1][1:] == theirs[0][1:] and len(ours[0]) == 5
+def data_parallel_tutorial(_: int, ours: bool) -> list[Any]:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    if ours:
+        patch.apply("dp")
+    found: list[Any] = []
+    for wrap in (nn.DataParallel, nn.parallel.DataParallel):
+        torch.manual_seed(0)
+        model: Any = wrap(nn.Linear(5, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for (inputs,) in DataLoader(TensorDataset(torch.randn(30, 5)), batch_size=10):
+            optimizer.zero_grad()
+            torch.autograd.backward(model(inputs).square().mean())
+            optimizer.step()
+        assert isinstance(model, wrap)
+        found += [type(model).__module__.partition(".")[0], list(model.state_dict()), model.module.weight.detach()]
+    return found
 
 
-def test_checkpoints_of_the_state_dict_are_the_same(tmp_path: Path) -> None:
-    theirs, ours = (outputs(CHECKPOINT, tmp_path, 2, way) for way in (None, "ddp"))
-    assert ours == theirs and "module.0.weight" in ours[0][0] and "'0.weight'" in ours[0][1]
-
-
-def test_the_data_parallel_tutorial_trains_to_the_same_parameters(tmp_path: Path) -> None:
-    (theirs,), (ours,) = (outputs(DATA_PARALLEL, tmp_path, 1, way) for way in (None, "dp"))
-    assert theirs[0::2] == ["torch True"] * 2 and ours[0::2] == ["dlaunch True"] * 2
-    assert ours[1::2] == theirs[1::2] and theirs[1] == theirs[3]
+def test_the_data_parallel_tutorial_trains_to_the_same_parameters(world_of: WorldOf) -> None:
+    (theirs,) = world_of(1).run(data_parallel_tutorial, False)
+    world = World(1)  # of its own: it is patched for good
+    try:
+        (ours,) = world.run(data_parallel_tutorial, True)
+    finally:
+        world.close()
+    assert theirs[0::3] == ["torch"] * 2 and ours[0::3] == ["dlaunch"] * 2
+    assert ours[1::3] == theirs[1::3] == [["module.weight", "module.bias"]] * 2
+    for mine, expected in zip(ours[2::3], theirs[2::3], strict=True):
+        assert torch.equal(mine, expected)

@@ -61,6 +61,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "accumulate": ("no", "without communication", "with communication"),
     "units": ("blocks", "one", "nested", "wrapper"),
 }
+_PATIENCE_S = 600.0  # a case takes seconds, but the machine may be busy
 MICRO = 2  # micro-batches where gradients are accumulated
 
 
@@ -329,13 +330,14 @@ def main() -> int:
     for size in arguments.worlds:
         cases = cases_of(options_for(size))
         began = time.monotonic()
-        world = World(size)
+        world = World(size, collective_timeout_s=_PATIENCE_S)
         for case in cases:
             try:
-                said = [answer for answer in world.run(failures_of, size, case, arguments.steps) if answer]
+                answers = world.run(failures_of, size, case, arguments.steps, timeout_s=_PATIENCE_S)
+                said = [answer for answer in answers if answer]
             except AssertionError as error:  # a rank died, or hung
                 said = [str(error)]
-                world = World(size)
+                world = World(size, collective_timeout_s=_PATIENCE_S)
             if said:
                 failed += 1
                 print(f"FAILED {size} ranks: {case}\n{said[0]}", flush=True)

@@ -59,7 +59,13 @@ def test_ranks_that_part_are_told_what_each_runs(world_of: WorldOf, orders: Sequ
         world_of(2).run(run_orders, orders, "torch", 60)
 
 
-def test_a_rank_that_strays_alone_says_so_when_the_time_is_up(world_of: WorldOf) -> None:
+@pytest.mark.parametrize(
+    ("transport", "the_other"), [("torch", "the gather of unit layers.b failed"), ("shared_memory", "rank 1 gave up")]
+)
+def test_a_rank_that_strays_alone_says_so_when_the_time_is_up(
+    world_of: WorldOf, transport: str, the_other: str
+) -> None:
     orders = [("abc", "abc"), ("abc", "acb")]
-    with pytest.raises(RankFailed, match=r"Rank 1 runs the unit layers\.c where it ran another one"):
-        world_of(2).run(run_orders, orders, "torch", 4)
+    with pytest.raises(RankFailed, match=r"Rank 1 runs the unit layers\.c where it ran another one") as raised:
+        world_of(2).run(run_orders, orders, transport, 4)
+    assert the_other in str(raised.value)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffload, MixedPrecision
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullStateDictConfig,
+    MixedPrecision,
+    ShardedStateDictConfig,
+    StateDictType,
+)
 from torch.distributed.fsdp import ShardingStrategy as TorchStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 
+from dlaunch.errors import UsageError
 from dlaunch.parallel.fsdp import FullyShardedDataParallel, ShardingStrategy, by_class, by_function, by_size
 from dlaunch.parallel.fsdp.fully_shard import unit_of
+from dlaunch.parallel.fsdp.refusals import OF_THE_WRAPPER
 from dlaunch.parallel.fsdp.wrap_policies import WrapPolicy, modules_to_shard
 
 from ..worlds import WorldOf
@@ -109,9 +118,118 @@ def test_the_norm_over_all_ranks_is_that_of_the_plain_model_for_each_kind(world_
 def refuses(rank: int) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'shards'"):
         FullyShardedDataParallel(net(), shards=3)  # type: ignore[call-arg]
+    world = torch.distributed.group.WORLD
     with pytest.raises(ValueError, match="HYBRID_SHARD needs"):
-        FullyShardedDataParallel(net(), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+        FullyShardedDataParallel(net(), world, ShardingStrategy.HYBRID_SHARD)
+    model = FullyShardedDataParallel(net())
+    for name in OF_THE_WRAPPER:
+        with pytest.raises(UsageError, match=rf"FullyShardedDataParallel\.{name} is not in dlaunch's FSDP\."):
+            getattr(model, name)()
+    with pytest.raises(UsageError, match=r"LOCAL_STATE_DICT is not in dlaunch's FSDP"):
+        FullyShardedDataParallel.set_state_dict_type(model, StateDictType.LOCAL_STATE_DICT)
+    with pytest.raises(UsageError, match="a ShardedStateDictConfig does not go with FULL_STATE_DICT"):
+        FullyShardedDataParallel.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, ShardedStateDictConfig())
+    with pytest.raises(UsageError, match="writes nothing back"):
+        FullyShardedDataParallel.summon_full_params(model, rank0_only=True).__enter__()
 
 
 def test_wrong_arguments_are_refused(world_of: WorldOf) -> None:
     world_of(2).run(refuses)
+
+
+def state_types(rank: int) -> None:
+    model = FullyShardedDataParallel(net(), auto_wrap_policy={Block})
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    train(model, optimizer, rank, 2, steps=2)
+    whole, moments = model.state_dict(), FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    before = FullyShardedDataParallel.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    assert before.state_dict_type is StateDictType.FULL_STATE_DICT
+    parts: dict[str, Any] = model.state_dict()
+    # A tensor without dimensions is one row.
+    assert_same({name: value.full_tensor().view(whole[name].shape) for name, value in parts.items()}, whole, 0)
+    part_moments = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    for name, values in moments["state"].items():
+        assert torch.equal(
+            part_moments["state"][name]["exp_avg"].full_tensor().view(values["exp_avg"].shape), values["exp_avg"]
+        )
+    with FullyShardedDataParallel.state_dict_type(
+        model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(rank0_only=True, offload_to_cpu=True)
+    ):
+        assert bool(model.state_dict()) == (rank == 0)
+    assert FullyShardedDataParallel.get_state_dict_type(model).state_dict_type is StateDictType.SHARDED_STATE_DICT
+    goes_on_from(whole, moments, model, optimizer, rank)
+    goes_on_from(parts, part_moments, model, optimizer, rank)
+
+
+def goes_on_from(state: Any, moments: Any, model: Any, optimizer: Any, rank: int) -> None:
+    """Both forms load into another model, which then trains alike."""
+    state, moments = copy.deepcopy(state), copy.deepcopy(moments)
+    other = FullyShardedDataParallel(net(), auto_wrap_policy={Block}, transport="torch")
+    other.load_state_dict(state)
+    its = OPTIMIZERS["adam"](other.parameters())
+    FullyShardedDataParallel.optim_state_dict_to_load(other, its, moments, load_directly=True)
+    model.load_state_dict(state)
+    optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, moments))
+    assert train(other, its, rank, 2, steps=3, seed=8) == train(model, optimizer, rank, 2, steps=3, seed=8)
+
+
+def test_state_dicts_are_whole_or_parts_as_was_set_and_both_load(world_of: WorldOf) -> None:
+    world_of(2).run(state_types)
+
+
+def by_hand(rank: int) -> None:
+    plain, inner = net(), net()
+    inner.blocks = nn.ModuleList(FullyShardedDataParallel(block) for block in inner.blocks)  # type: ignore[assignment]
+    model = FullyShardedDataParallel(inner)
+    names = [name for name, _ in plain.named_parameters()]
+    assert [name for name, _ in model.named_parameters()] == names
+    assert [wrapper.check_is_root() for wrapper in (model, inner.blocks[0])] == [True, False]  # type: ignore[operator]
+    assert len(FullyShardedDataParallel.fsdp_modules(model, root_only=True)) == 1
+    optimizer, theirs = (OPTIMIZERS["adamw"](module.parameters()) for module in (model, plain))
+    expected = train_alone(plain, theirs, 2, steps=3)
+    assert train(model, optimizer, rank, 2, steps=3) == expected[rank]
+    assert_same(model.state_dict(), dict(plain.state_dict()), 0)
+    outer = nn.Sequential(model)
+    state = {f"0.{name}": value for name, value in net().state_dict().items()}
+    outer.load_state_dict(state)
+    assert_same(dict(outer.state_dict()), state, 0)
+
+
+def test_wrappers_within_wrappers_and_plain_modules_keep_the_plain_names(world_of: WorldOf) -> None:
+    world_of(2).run(by_hand)
+
+
+def summons(rank: int) -> None:
+    plain = net()
+    model = FullyShardedDataParallel(net(), auto_wrap_policy={Block})
+    torch.autograd.backward(model(torch.arange(8)).sum())
+    torch.autograd.backward(plain(torch.arange(8)).sum())
+    rows = dict(model.named_parameters())
+    with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+        for (name, parameter), whole in zip(model.named_parameters(), plain.parameters(), strict=True):
+            assert torch.equal(parameter, whole), name
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad, whole.grad), name  # type: ignore[arg-type]
+        with torch.no_grad():
+            model.norm.bias.fill_(3.0)
+            model.norm.bias.grad.fill_(5.0)
+    assert all(parameter is rows[name] for name, parameter in model.named_parameters())
+    assert (model.state_dict()["norm.bias"] == 3).all()
+    assert (model.norm.bias.grad == 5).all()
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False, rank0_only=True):
+        assert (model.blocks[0].up.weight.shape == (7, 6)) == (rank == 0)
+        model.norm.bias.data.zero_()
+    with FullyShardedDataParallel.summon_full_params(model.blocks[0], recurse=False):
+        assert model.blocks[0].up.weight.shape == (7, 6)
+        assert model.blocks[1].up.weight.shape != (7, 6)
+    model.apply(make_ones)
+    assert (model.state_dict()["blocks.2.down.weight"] == 1).all()
+
+
+def make_ones(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.ones_(module.weight)
+
+
+def test_whole_parameters_and_gradients_are_summoned_and_written_back(world_of: WorldOf) -> None:
+    world_of(2).run(summons)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,6 +22,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import (
     FSDPModule,
     FullOptimStateDictConfig,
@@ -151,7 +152,7 @@ def fsdp2(folder: str) -> None:
     moments: Any = get_optimizer_state_dict(model, optimizer, options=FULL)
     show("moments", {name: values["exp_avg"] for name, values in moments["state"].items()})
     parts = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
-    dcp.save(parts, checkpoint_id=folder)
+    save(parts, checkpoint_id=folder)
 
     with torch.device("meta"):
         empty = Net()
@@ -167,11 +168,11 @@ def fsdp2(folder: str) -> None:
 
     third = sharded(net(3))
     held: dict[str, Any] = {"model": get_model_state_dict(third)}
-    dcp.load(held, checkpoint_id=folder)
+    load(held, checkpoint_id=folder)
     third.load_state_dict(held["model"])
     third_optimizer = adam(third)
     held["optim"] = get_optimizer_state_dict(third, third_optimizer)
-    dcp.load(held, checkpoint_id=folder)
+    load(held, checkpoint_id=folder)
     set_model_state_dict(third, held["model"])
     set_optimizer_state_dict(third, third_optimizer, held["optim"])
     third_optimizer.load_state_dict(third_optimizer.state_dict())

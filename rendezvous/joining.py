@@ -1,0 +1,143 @@
+"""The way into a run: read what stands in the store, create the run if there is none, and compare the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dlaunch.errors import ConfigurationError, DlaunchError, StoreUnreachable
+
+from .desk import Desk
+from .keys import Keys
+from .records import Malformed, Phase, RoundRecord, RunSettings, SpecRecord, read_spec, write_round, write_spec
+from .store import (
+    Answer,
+    Compare,
+    GrantLease,
+    KeyValue,
+    LeaseGranted,
+    Put,
+    Range,
+    StoreError,
+    Target,
+    Txn,
+    TxnAnswer,
+)
+
+TIMEOUT_S = 2.0
+RETRY_S = 0.2
+RUN_LEASE_S = 3600  # how long a run is remembered after its last agent is gone
+
+Joined = Callable[[SpecRecord, "KeyValue | None", int], None]
+
+
+class Joining:
+    """One agent's way into its run. ``joined`` gets the run's spec, its `round`, and the revision of both."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        keys: Keys,
+        run_id: str,
+        settings: RunSettings,
+        connect_s: float,
+        fresh: Callable[[], str],
+        joined: Joined,
+        refuse: Callable[[DlaunchError], None],
+    ) -> None:
+        self._desk = desk
+        self._keys = keys
+        self._run_id = run_id
+        self._settings = settings
+        self._connect_s = connect_s
+        self._fresh = fresh
+        self._joined = joined
+        self._refuse = refuse
+        self._began_at = 0.0
+
+    def begin(self) -> None:
+        """Start."""
+        self._began_at = self._desk.now
+        self._read()
+
+    def _read(self) -> None:
+        request = Txn((), (Range(self._keys.spec), Range(self._keys.round)))
+        self._desk.ask(request, TIMEOUT_S, self._has_read)
+
+    def _has_read(self, answer: Answer | StoreError) -> None:
+        if not isinstance(answer, TxnAnswer):
+            if isinstance(answer, StoreError):
+                self._retry(answer)
+            return
+        spec, current = answer.ranges
+        if not spec.kvs:
+            self._desk.ask(GrantLease(RUN_LEASE_S), TIMEOUT_S, self._create)
+            return
+        try:
+            record = read_spec(spec.kvs[0].key, spec.kvs[0].value)
+        except Malformed as problem:
+            self._refuse(not_ours(problem))
+            return
+        if contradiction := _contradiction(self._settings, record.settings):
+            self._refuse(
+                ConfigurationError(
+                    f"The run {self._run_id!r} has {contradiction}.",
+                    "Start every node with the same flags, or choose another --rdzv-id.",
+                )
+            )
+            return
+        self._joined(record, current.kvs[0] if current.kvs else None, answer.revision)
+
+    def _retry(self, error: StoreError) -> None:
+        if error.is_lasting or self._desk.now - self._began_at >= self._connect_s:
+            self._refuse(StoreUnreachable(error.sentence, "See --rdzv-endpoint."))
+        else:
+            self._desk.set_timer("join", self._desk.now + RETRY_S, self._read)
+
+    def _create(self, answer: Answer | StoreError) -> None:
+        if not isinstance(answer, LeaseGranted):
+            self._read()
+            return
+        keys, lease = self._keys, answer.lease
+        spec = SpecRecord(self._settings, self._fresh() + self._fresh(), lease)
+        first = RoundRecord(1, Phase.FORMING, "the run begins")
+        request = Txn(
+            compares=(Compare(keys.spec, Target.CREATE_REVISION, 0),),
+            success=(Put(keys.spec, write_spec(spec), lease), Put(keys.round, write_round(first), lease)),
+        )
+        self._desk.ask(request, TIMEOUT_S, lambda _answer: self._read())  # ours, or another's: what is there
+
+
+def not_ours(problem: Malformed) -> StoreUnreachable:
+    """A value without which nothing can go on, and which none of us wrote."""
+    return StoreUnreachable(f"{problem}.", "Another program writes there: choose another --rdzv-id.")
+
+
+def _contradiction(ours: RunSettings, theirs: RunSettings) -> str:
+    """In which setting two agents of one run disagree, with both values; empty: in none."""
+    for name, mine in ours._asdict().items():
+        other = theirs._asdict()[name]
+        if mine != other:
+            return f"{_FLAGS[name]} {_shown(other)}, but this node was started with {_shown(mine)}"
+    return ""
+
+
+_FLAGS = {
+    "min_nodes": "a minimum of --nnodes of",
+    "max_nodes": "a maximum of --nnodes of",
+    "max_restarts": "--max-restarts",
+    "restart_window_s": "--restart-window",
+    "backoff_s": "--backoff",
+    "backoff_max_s": "a maximum of --backoff of",
+    "early_stop": "--early-stop",
+    "join": "--join",
+    "join_settle_s": "--join",
+    "settle_s": "a last_call_timeout of",
+    "lease_ttl_s": "--lease-ttl",
+    "outage_limit_s": "--outage-limit",
+    "max_node_failures": "--max-node-failures",
+    "cool_down_s": "--cool-down",
+}
+
+
+def _shown(value: object) -> str:
+    return str(getattr(value, "value", value))

@@ -1,0 +1,65 @@
+"""A rule is broken on purpose, and the simulator has to find it: else its silence would mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from dlaunch.rendezvous import decide
+from dlaunch.rendezvous.proofs import Proofs
+from dlaunch.simulation.invariants import Violation
+from dlaunch.simulation.node import Agent
+from dlaunch.simulation.plan import draw_plan
+from dlaunch.simulation.run import shrink, simulate
+from dlaunch.simulation.starter import Starter
+
+SEEDS = 400  # the slowest of these is found after some 140
+
+
+def first_found(rules: Collection[str]) -> tuple[int, Violation]:
+    """The first seed that breaks one of these rules."""
+    for seed in range(SEEDS):
+        found = simulate(draw_plan(seed)).violation
+        if found is not None and found.rule in rules:
+            return seed, found
+    raise AssertionError(f"nothing was found in {SEEDS} seeds")
+
+
+def test_a_lapsed_lease_that_is_taken_for_a_proof_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Proofs.listed
+
+    def hasty(self: Proofs, members: Collection[str], registered: Collection[str], **known: Any) -> None:
+        listed(self, members, registered, **(known | {"me": known["me"] or "nobody", "promised_until": float("-inf")}))
+
+    monkeypatch.setattr(Proofs, "listed", hasty)
+    first_found({"promises", "2 barrier", "2 one world at a time"})
+
+
+def test_a_round_that_does_not_wait_for_the_last_one_to_stop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "_ended", lambda sight, member: True)
+    first_found({"2 barrier", "2 one world at a time"})
+
+
+def test_a_starter_that_keeps_no_deadline_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Starter, "look_at_deadline", lambda self: None)
+    monkeypatch.setattr(Starter, "is_past_deadline", lambda self: False)
+    first_found({"2 barrier", "2 one world at a time", "proofs", "promises"})
+
+
+def test_an_address_that_refuses_before_all_workers_are_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Agent, "is_buried", lambda self: not self.lives)
+    first_found({"proofs", "2 barrier"})
+
+
+def test_what_was_found_can_be_told_with_fewer_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "_ended", lambda sight, member: True)
+    seed, found = first_found({"2 barrier"})
+    plan = draw_plan(seed)
+    short = shrink(plan, found.rule)
+    assert len(short.faults) <= len(plan.faults)
+    again = simulate(short, tells=True)
+    assert again.violation is not None
+    assert again.violation.rule == found.rule
+    assert str(again.violation) in again.story.text()

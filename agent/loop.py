@@ -56,6 +56,7 @@ from .pump import OutputPump
 from .record import RunRecord
 from .signals import SignalSource
 from .starter import Starter
+from .writer import FileWriter
 
 LAST_LINES = 20  # of a failed worker's output, kept for the report
 
@@ -79,6 +80,7 @@ class Loop:
         directory: RunDirectory,
         record: RunRecord,
         first_starter: Starter,
+        writer: FileWriter,
         selector: selectors.BaseSelector | None = None,
     ) -> None:
         self._spec = spec
@@ -88,7 +90,7 @@ class Loop:
         self._directory = directory
         self._record = record
         self._selector: selectors.BaseSelector = selector or selectors.DefaultSelector()
-        self._pump = OutputPump(spec.output, console, self._selector)
+        self._pump = OutputPump(spec.output, console, self._selector, writer)
         self._events: deque[Any] = deque()
         self._timers: dict[str, float] = {}
         self._first_starter: Starter | None = first_starter
@@ -114,6 +116,7 @@ class Loop:
         finally:
             self._end_starter()
             self._close_group()
+            self._pump.close_all()  # the files are complete before anybody tells of them
             self._release()
             self._selector.close()
 
@@ -260,6 +263,10 @@ class Loop:
             self._events.append(StarterOverdue())
         elif kind == "swept":
             self._events.append(Swept(tuple((pid, name) for pid, name in frame["killed"])))
+        elif kind == "not_started" and frame.get("overdue"):
+            self._events.append(StarterOverdue())  # nobody's failure: it came too late to be started
+            if worker := self._group and self._group.by_id(frame["id"]):
+                self._on_worker_frame(worker, frame)
         elif self._group and frame.get("id") == self._group.store_id:
             if kind == "exited":
                 self._events.append(StoreExited(ExitStatus.from_wait(frame["status"]), frame["at"]))
@@ -367,4 +374,4 @@ class Loop:
         for worker in group.workers.values():
             self._unwatch(worker.channel.socket)
         group.close()
-        self._pump.close_all()
+        self._pump.close_all(wait_s=0)

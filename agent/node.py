@@ -25,6 +25,7 @@ from .node_machine import NodeMachine
 from .record import RunRecord
 from .signals import SignalSource
 from .starter import Starter
+from .writer import FileWriter
 
 SERVER_S = 30.0  # how long a private etcd may take to be ready
 CONNECT_S = 15.0  # how long an etcd of the user's may be out of reach at first
@@ -37,6 +38,7 @@ def run_member(
     directory: RunDirectory,
     record: RunRecord,
     first_starter: Starter,
+    writer: FileWriter,
     signals: SignalSource,
 ) -> Outcome:
     """Run this node's workers in the rounds that the nodes agree on. Raises DlaunchError where it cannot take part."""
@@ -56,6 +58,7 @@ def run_member(
             directory,
             record,
             first_starter,
+            writer,
             address=address,
             open_store=lambda deliver: _open_store(rendezvous, deliver),
             spared=(server.keeper_pid,) if server else (),

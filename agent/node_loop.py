@@ -31,6 +31,7 @@ from .peers import Peers
 from .record import RunRecord
 from .signals import SignalSource
 from .starter import Starter
+from .writer import FileWriter
 
 Deliver = Callable[[Callable[[], None]], None]
 
@@ -85,6 +86,7 @@ class NodeLoop(Loop):
         directory: RunDirectory,
         record: RunRecord,
         first_starter: Starter,
+        writer: FileWriter,
         *,
         address: str,
         open_store: Callable[[Deliver], Store],
@@ -101,7 +103,9 @@ class NodeLoop(Loop):
             lambda node_id: self._events.append(events.PeerGone(node_id)),
         )
         coupling = couple(self._peers.open(address))
-        super().__init__(spec, local_world_size, console, coupling, directory, record, first_starter, self._selector)
+        super().__init__(
+            spec, local_world_size, console, coupling, directory, record, first_starter, writer, self._selector
+        )
         self._address = address
         self._spared = spared
         self._inbox = Inbox()

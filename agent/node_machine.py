@@ -20,6 +20,7 @@ from .actions import (
     Finish,
     GiveUp,
     JoinRun,
+    KillWorkers,
     LeaveRun,
     SetTimer,
     SpawnGroup,
@@ -58,6 +59,7 @@ from .machine import (
 from .machine import Ending as Attempted
 
 VICTIM_S = 0.03  # an exception may come of a peer's end that its own node is about to tell: let that be first
+STARTER_LATE_S = 1.0  # how long after the deadline a starter may take to have killed its workers
 UNTOLD = ExceptionInfo("Exception", "")  # until the worker that raises it has ended
 
 
@@ -141,10 +143,15 @@ class NodeMachine(Machine):
         if self._assignment is None or event.round != self._assignment.round:
             return []
         actions = list(self._stop(Attempted.STOPPED, signal.SIGTERM, now))
-        return [*actions, *self._kill(now)] if event.by_deadline and self._living() else actions
+        return [*actions, *self._kill_by_deadline(now)] if event.by_deadline and self._living() else actions
 
     def _round_stops_while_stopping(self, event: RoundStops, now: float) -> Iterable[Action]:
-        return [CancelTimer(Timer.GRACE), *self._kill(now)] if event.by_deadline else []
+        return self._kill_by_deadline(now) if event.by_deadline else []
+
+    def _kill_by_deadline(self, now: float) -> list[Action]:
+        """The starter does this by itself; one that is stopped or hangs is destroyed."""
+        kill = KillWorkers(self._living())
+        return [CancelTimer(Timer.GRACE), kill, SetTimer(Timer.KILL, now + STARTER_LATE_S)]
 
     def _overdue(self, event: StarterOverdue, now: float) -> Iterable[Action]:
         """The deaths that follow are nobody's failure."""

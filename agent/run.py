@@ -16,6 +16,7 @@ from .machine import Machine, Settings
 from .record import RunRecord
 from .signals import SignalSource
 from .starter import Starter
+from .writer import FileWriter
 
 
 def run_node(
@@ -59,14 +60,15 @@ def _run(
         ending_signals=tuple(int(signum) for signum in spec.signals),
         run_dir=str(directory.path) if directory.path else None,
     )
-    record = RunRecord(directory.record, spec, local_world_size, node)
+    writer = FileWriter()
+    record = RunRecord(directory.record, spec, local_world_size, node, writer)
     if spec.rendezvous is None:
-        loop = Loop(spec, local_world_size, console, Machine(settings), directory, record, first_starter)
+        loop = Loop(spec, local_world_size, console, Machine(settings), directory, record, first_starter, writer)
         outcome = loop.run(signals)
     else:
         from .node import run_member  # noqa: PLC0415  -- a run on one node does without all that
 
-        outcome = run_member(spec, settings, console, directory, record, first_starter, signals)
+        outcome = run_member(spec, settings, console, directory, record, first_starter, writer, signals)
     record.finished(outcome)
     return outcome
 

@@ -4,7 +4,8 @@
     python benchmarks/parallel_fsdp.py --memory
 
 All contestants of a model live in the same processes and take turns, so a noisy machine disturbs them alike. Each rank
-has one thread. The floor is the same step without communication on a whole model: FSDP cannot come under it except
+has one thread. ``cpu`` is the processor time of a rank's step, all its threads: what is left to compare when the machine
+is too busy for the clock. The floor is the same step without communication on a whole model: FSDP cannot come under it except
 by its optimizer, which steps on a part. With ``--memory`` each contestant has processes of its own, and the peak of
 the ranks' proportional memory (each shared page counted once) above that of the bare process is measured.
 """
@@ -80,7 +81,7 @@ class Parts:
     """Seconds of a step by what it did."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": [], "step": []}
+        self.seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": [], "step": [], "cpu": []}
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -103,6 +104,7 @@ def make_step(name: str, model_name: str, rank: int, adam: bool = False) -> tupl
 
     def step() -> None:
         inputs, targets = sample(generator)
+        cpu_before = time.process_time()
         with parts.timed("step"):
             optimizer.zero_grad()
             with parts.timed("forward"):
@@ -111,6 +113,7 @@ def make_step(name: str, model_name: str, rank: int, adam: bool = False) -> tupl
                 loss.backward()
             with parts.timed("optimizer"):
                 optimizer.step()
+        parts.seconds["cpu"].append(time.process_time() - cpu_before)
 
     return step, parts
 
@@ -156,7 +159,7 @@ def report(model_name: str, world_size: int, result: dict[str, dict[str, float]]
     print(f"\n{model_name}, {world_size} ranks")
     for name, parts in result.items():
         ratio = f"{parts['step'] / base:6.2f} x" if base else ""
-        told = ", ".join(f"{part} {parts[part] * 1e3:.1f}" for part in ("forward", "backward", "optimizer"))
+        told = ", ".join(f"{part} {parts[part] * 1e3:.1f}" for part in ("forward", "backward", "optimizer", "cpu"))
         print(f"  {name:20} {parts['step'] * 1e3:8.1f} ms {ratio}   {told}", flush=True)
     if json_file is not None:
         entry = {"benchmark": "parallel_fsdp", "model": model_name, "world_size": world_size, "median_s": result}

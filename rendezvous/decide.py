@@ -11,6 +11,7 @@ from typing import NamedTuple
 from dlaunch.errors import ExitCode
 from dlaunch.outcome import Failure, FailureKind, RunState, describe
 
+from .keys import arrival_of
 from .placing import assign, in_rank_order
 from .records import AssignRecord, Join, Kind, NodeRecord, Phase, ReportRecord, RoundRecord, RunSettings
 from .values import Ending
@@ -31,6 +32,7 @@ class Sight(NamedTuple):
 
     settings: RunSettings
     round: RoundRecord
+    revision: int  # at which `round` stands
     members: Mapping[str, AssignRecord]  # of the round; empty while it forms
     nodes: Mapping[str, NodeRecord]  # registered
     reports: Reports  # of this round
@@ -174,11 +176,16 @@ def _grow(sight: Sight) -> Decision | LookAgain | None:
     settings = sight.settings
     if settings.join is Join.AT_RESTART or len(sight.members) >= settings.max_nodes:
         return None
-    hosts = [
-        node.host
+    outside = [
+        node
         for node in sight.nodes.values()
         if node.node_id not in sight.members and node.host not in sight.away and not _is_leaving(sight, node.node_id)
     ]
+    # one that was there and did not get ready may be dead: a lease time later its registration is gone, or renewed
+    doubtful_until = sight.since + settings.lease_ttl_s
+    hosts = [node.host for node in outside if arrival_of(node.node_id) > sight.revision or sight.now >= doubtful_until]
+    if outside and not hosts:
+        return LookAgain(doubtful_until)
     if not hosts or any(Kind.FINISHED in sight.reports.get(member, {}) for member in sight.members):
         return None  # a job that is ending is not restarted to grow
     settle_s = settings.join_settle_s if settings.join is Join.SETTLE else JOIN_FOLD_S

@@ -25,19 +25,23 @@ from .store import (
     Answer,
     Change,
     Compare,
+    CountMembers,
     Delete,
+    GetVersion,
     GrantLease,
     KeepAlive,
     KeyValue,
     LeaseAlive,
     LeaseGranted,
     LeaseRevoked,
+    MemberCount,
     Operation,
     Put,
     Range,
     RangeAnswer,
     Request,
     RevokeLease,
+    ServerVersion,
     Target,
     Txn,
     TxnAnswer,
@@ -93,6 +97,8 @@ REVOKE = _method("Lease", "LeaseRevoke")
 KEEP_ALIVE = _method("Lease", "LeaseKeepAlive")
 AUTHENTICATE = _method("Auth", "Authenticate")
 WATCH = _method("Watch", "Watch")
+STATUS = _method("Maintenance", "Status")
+MEMBERS = _method("Cluster", "MemberList")
 
 _RequestOp = _class("RequestOp")
 _Compare = _class("Compare")
@@ -124,7 +130,7 @@ def span(key: str, prefix: bool, end: str = "") -> tuple[bytes, bytes]:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def encode(request: Request) -> tuple[Method, Any]:
+def encode(request: Request) -> tuple[Method, Any]:  # noqa: PLR0911  -- one for each request
     """The call that performs a request, and its message."""
     match request:
         case Range():
@@ -141,6 +147,10 @@ def encode(request: Request) -> tuple[Method, Any]:
             return KEEP_ALIVE, KEEP_ALIVE.request(ID=request.lease)
         case RevokeLease():
             return REVOKE, REVOKE.request(ID=request.lease)
+        case GetVersion():
+            return STATUS, STATUS.request()
+        case CountMembers():
+            return MEMBERS, MEMBERS.request()
 
 
 def _range(wanted: Range) -> Any:
@@ -184,7 +194,7 @@ def probe() -> Any:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def decode(request: Request, reply: Any) -> Answer:
+def decode(request: Request, reply: Any) -> Answer:  # noqa: PLR0911  -- one for each request
     """What etcd answered to a request."""
     revision = reply.header.revision
     match request:
@@ -199,6 +209,10 @@ def decode(request: Request, reply: Any) -> Answer:
             return LeaseAlive(revision, max(reply.TTL, 0))
         case RevokeLease():
             return LeaseRevoked(revision)
+        case GetVersion():
+            return ServerVersion(reply.version)
+        case CountMembers():
+            return MemberCount(len(reply.members))
 
 
 def _found(reply: Any, revision: int) -> RangeAnswer:

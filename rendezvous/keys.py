@@ -74,3 +74,11 @@ class Keys(NamedTuple):
 def new_node_id(arrival: int, fresh: str) -> str:
     """An id whose order is the order of arrival (a revision of the store), and that is never used twice."""
     return f"{arrival:012x}-{fresh}"
+
+
+def arrival_of(node_id: str) -> int:
+    """The revision at which a node came; 0 for an id that none of us made."""
+    try:
+        return int(node_id.partition("-")[0], 16)
+    except ValueError:
+        return 0

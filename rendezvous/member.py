@@ -235,7 +235,9 @@ class Member:
     def overdue(self) -> None:
         """The deadline has passed."""
         if self._running:
-            self._stop_workers("this node's lease had run out and nobody could vouch for it", by_deadline=True)
+            self._stopping = True
+            reason = "this node's lease had run out and nobody could vouch for it"
+            self._desk.emit(StopRound(self._running, reason, by_deadline=True))
 
     def _check_outage(self) -> None:
         """Too long without a store, and without workers: there is nothing left to wait for."""
@@ -499,10 +501,10 @@ class Member:
         self._desk.emit(FollowPeer(assign.successor))
         self._desk.emit(RunRound(as_assignment(assign, record.number, record.restarts)))
 
-    def _stop_workers(self, reason: str, *, by_deadline: bool = False) -> None:
+    def _stop_workers(self, reason: str) -> None:
         if not self._stopping:
             self._stopping = True
-            self._desk.emit(StopRound(self._running, reason, by_deadline))
+            self._desk.emit(StopRound(self._running, reason))
 
     def _workers_failed(self, number: int, failure: Failure) -> None:
         if number == self._running:

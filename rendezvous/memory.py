@@ -22,7 +22,9 @@ from .store import (
     Change,
     Changes,
     Compare,
+    CountMembers,
     Delete,
+    GetVersion,
     GrantLease,
     Heard,
     KeepAlive,
@@ -30,12 +32,14 @@ from .store import (
     LeaseAlive,
     LeaseGranted,
     LeaseRevoked,
+    MemberCount,
     Operation,
     Put,
     Range,
     RangeAnswer,
     Request,
     RevokeLease,
+    ServerVersion,
     StoreError,
     Target,
     Trouble,
@@ -73,6 +77,8 @@ class MemoryKeys:
     def __init__(self, min_ttl_s: int = MIN_TTL_S) -> None:
         self.revision = 1  # as a fresh etcd
         self.compacted = 0  # what was before this revision cannot be watched any more
+        self.version = "3.6.0"  # of the etcd that this is like
+        self.members = 1
         self._min_ttl_s = min_ttl_s
         self._kvs: dict[str, KeyValue] = {}
         self._names: list[str] = []  # sorted
@@ -85,6 +91,7 @@ class MemoryKeys:
         """The same state, apart: a snapshot to go back to."""
         other = MemoryKeys(self._min_ttl_s)
         other.revision, other.compacted, other._next_lease = self.revision, self.compacted, self._next_lease
+        other.version, other.members = self.version, self.members
         other._kvs, other._names, other._history = dict(self._kvs), list(self._names), list(self._history)
         other._leases = {lease: state.copy() for lease, state in self._leases.items()}
         other._ends = list(self._ends)
@@ -92,7 +99,7 @@ class MemoryKeys:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def apply(self, request: Request, now: float) -> Answer | StoreError:
+    def apply(self, request: Request, now: float) -> Answer | StoreError:  # noqa: PLR0911  -- one for each request
         """Perform a request, whole or not at all."""
         if (refused := refusal(request)) is not None:
             return refused
@@ -108,6 +115,10 @@ class MemoryKeys:
             case RevokeLease():
                 self._end_lease(request.lease)
                 return LeaseRevoked(self.revision)
+            case GetVersion():
+                return ServerVersion(self.version)
+            case CountMembers():
+                return MemberCount(self.members)
 
     def _range(self, wanted: Range) -> RangeAnswer:
         names = self._names_in(wanted.key, wanted.prefix, wanted.end)

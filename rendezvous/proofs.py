@@ -48,11 +48,13 @@ class Proofs:
         me: str | None,
         asked_at: float,
         promised_until: float,
+        doubt_s: float = 0.0,
     ) -> None:
         """A list of all registrations, asked for at ``asked_at``; ``me`` is our own id among the members, if any.
 
         ``promised_until``: our own promise as it stands when the answer comes. The store may have made the list at any
-        moment in between, so no promise may have been running, or given, in all that time.
+        moment in between, so no promise may have been running, or given, in all that time. ``doubt_s``: how long a
+        node's own deadline may still hold when its lease is found absent: 0 where the store ends no lease early.
         """
         if self._listed_at is not None and asked_at - self._listed_at >= self._ttl:
             self._absent_since = {}
@@ -67,5 +69,6 @@ class Proofs:
             by_member = me is not None and asked_at >= promised_until
             after_another = self._ended_at is not None and asked_at - self._ended_at >= self._promise_s
             after_the_limit = none_is_left and asked_at - since >= self._limit
-            if member != me and (by_member or after_another or after_the_limit):
+            is_old = asked_at - since >= doubt_s
+            if member != me and ((is_old and (by_member or after_another)) or after_the_limit):
                 self.fenced.add(member)

@@ -20,15 +20,19 @@ from .store import (
     Answer,
     Changes,
     Compare,
+    CountMembers,
     Delete,
+    GetVersion,
     GrantLease,
     KeepAlive,
     KeyValue,
     LeaseGranted,
+    MemberCount,
     Operation,
     Put,
     Range,
     RangeAnswer,
+    ServerVersion,
     StoreError,
     Target,
     Txn,
@@ -44,6 +48,15 @@ WAITING_S = 3.0  # a round that forms for longer is told of
 PIECE = 100  # assignments in one transaction
 _LEAVES_ROUND = {Phase.FORMING, Phase.CLOSED}
 LIST_ALL_EVERY = 4  # lists of registrations to one list of everything
+
+
+def checks_leader_before_revoking(version: str) -> bool:
+    """Whether an etcd of this version lets no deposed leader end leases that were renewed elsewhere.
+
+    Source: etcd issue 15247; changelogs of 3.4 (3.4.31), 3.5 (3.5.13) and 3.6.
+    """
+    numbers = tuple(int(part) for part in version.partition("-")[0].split(".") if part.isdecimal())
+    return numbers >= (3, 6) or (3, 5, 13) <= numbers < (3, 6) or (3, 4, 31) <= numbers < (3, 5)
 
 
 class Standing(NamedTuple):
@@ -83,6 +96,7 @@ class Proposer:
         self._index: int | None = None  # None: not active
         self._watch: int | None = None
         self._loaded = False
+        self._is_single = self._is_new = False  # the store, as far as we know
         self._since: tuple[tuple[int, Phase], float] | None = None
         self._arrival_at = 0.0
         self._ripe: tuple[int, float] | None = None  # a decision at a revision of `round`, and when to commit it
@@ -102,6 +116,7 @@ class Proposer:
             self._rest()
         elif index is not None and was is None:
             self._list_all()
+            self._know_store()
             self._desk.set_timer("list", self._desk.now + self._list_every_s, self._list)
 
     def peer_gone(self) -> None:
@@ -168,6 +183,21 @@ class Proposer:
                 self._see(KeyValue(change.key, change.value, change.create_revision, change.mod_revision))
         self.consider()
 
+    def _know_store(self) -> None:
+        """Whether this store can end a lease before its time: several members, and one too old to know better."""
+        self._desk.ask(CountMembers(), TIMEOUT_S, self._members_counted)
+        self._desk.ask(GetVersion(), TIMEOUT_S, self._version_told)
+
+    def _members_counted(self, answer: Answer | StoreError) -> None:
+        self._is_single = isinstance(answer, MemberCount) and answer.members == 1
+
+    def _version_told(self, answer: Answer | StoreError) -> None:
+        self._is_new = isinstance(answer, ServerVersion) and checks_leader_before_revoking(answer.version)
+
+    @property
+    def _ends_no_lease_early(self) -> bool:
+        return self._is_single or self._is_new
+
     def _list(self) -> None:
         """List the registrations: the ground of proofs, and a check of what the watch told."""
         if not self.is_active:
@@ -176,6 +206,7 @@ class Proposer:
         self._desk.set_timer("list", now + self._list_every_s, self._list)
         if self._lists % LIST_ALL_EVERY == 0:
             self._list_all()
+            self._know_store()
             self._desk.ask(KeepAlive(self._run_lease), TIMEOUT_S, lambda _answer: None)
         number = self.board.round.number if self.board.round else 0
         self._desk.ask(
@@ -193,7 +224,14 @@ class Proposer:
             self._enter(number)
             ids, promised_until = self._standing()  # a promise that was given since the list was asked for counts too
             me = next((node_id for node_id in ids if node_id in members), None)
-            self._proofs.listed(members, registered, me=me, asked_at=asked_at, promised_until=promised_until)
+            self._proofs.listed(
+                members,
+                registered,
+                me=me,
+                asked_at=asked_at,
+                promised_until=promised_until,
+                doubt_s=0.0 if self._ends_no_lease_early else self._settings.lease_ttl_s,
+            )
         if registered != set(self.board.nodes):
             self._list_all()
         self.consider()
@@ -254,6 +292,7 @@ class Proposer:
         return Sight(
             settings=self._settings,
             round=record,
+            revision=board.round_revision,
             members=members,
             nodes=board.nodes,
             reports=board.reports.get(record.number, {}),

@@ -102,7 +102,15 @@ class RevokeLease(NamedTuple):
     lease: int
 
 
-Request = Range | Txn | GrantLease | KeepAlive | RevokeLease
+class GetVersion(NamedTuple):
+    """The version of the server that answers."""
+
+
+class CountMembers(NamedTuple):
+    """How many servers the store is made of."""
+
+
+Request = Range | Txn | GrantLease | KeepAlive | RevokeLease | GetVersion | CountMembers
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
@@ -145,7 +153,19 @@ class LeaseRevoked(NamedTuple):
     revision: int
 
 
-Answer = RangeAnswer | TxnAnswer | LeaseGranted | LeaseAlive | LeaseRevoked
+class ServerVersion(NamedTuple):
+    """As the server has it: "3.5.13". Not of a revision: any server may answer, however far behind."""
+
+    version: str
+
+
+class MemberCount(NamedTuple):
+    """Voting or not. Not of a revision."""
+
+    members: int
+
+
+Answer = RangeAnswer | TxnAnswer | LeaseGranted | LeaseAlive | LeaseRevoked | ServerVersion | MemberCount
 
 
 class Trouble(Enum):

@@ -57,13 +57,13 @@ def draw_plan(seed: int, agents: int = 5) -> Plan:
         join=dice.choice((Join.NOW, Join.NOW, Join.AT_RESTART, Join.SETTLE)),
         join_settle_s=dice.choice((0.5, 3.0)),
         settle_s=dice.choice((0.5, 2.0)),
-        lease_ttl_s=float(dice.choice((2, 3, 5, 5, 10))),
-        outage_limit_s=dice.choice((0.0, 6.0, 12.0, 20.0)),
+        lease_ttl_s=float(dice.choice((2, 2, 3, 3, 5))),
+        outage_limit_s=dice.choice((0.0, 4.0, 8.0, 12.0)),
         backoff_s=dice.choice((0.0, 0.0, 0.5)),
     )
     hosts = tuple(_draw_host(dice, late=index > 0) for index in range(count))
-    heals_at = dice.uniform(5.0, 20.0) + dice.choice((0.0, settings.outage_limit_s))
-    needed_s = dice.choice((dice.uniform(1.0, heals_at), heals_at, heals_at + 5.0, heals_at + 5.0))
+    heals_at = dice.uniform(4.0, 14.0) + dice.choice((0.0, settings.outage_limit_s))
+    needed_s = dice.choice((dice.uniform(1.0, heals_at), heals_at, heals_at + 3.0, heals_at + 3.0))
     lease_s, from_s = settings.lease_ttl_s, dice.choice((0.0, 2.0, 4.0))
     outages = dice.choice((0, 1, 1, 2))
     most = dice.choice((2, 4, 8, 12)) if not outages or dice.random() < 0.3 else 2

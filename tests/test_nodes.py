@@ -360,7 +360,7 @@ def test_a_node_that_cannot_reach_etcd_lives_on_the_word_of_the_others(
 
 # --- hostile input ---------------------------------------------------------------------------------------------------
 
-GARBAGE = (b"", b"\xff\xfe\x00", b"null", b"[]", b'{"phase": 7}', b"[" * 50_000, b"x" * 1_000_000)
+GARBAGE = (b"", b"\xff\xfe\x00", b"null", b'{"phase": 7}', b"[" * 50_000, b"x" * 1_000_000)
 
 
 def put_key(etcd: EtcdCluster, key: str, value: bytes) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,53 +172,76 @@ def test_backends_messages_are_told_apart(message: str, kind: type[CollectiveErr
     assert kind_of(message) is kind
 
 
-COLLECTIVES: dict[str, Callable[[float | None], Any]] = {
-    "all_gather": lambda timeout_s: collectives.all_gather(torch.ones(2), timeout_s=timeout_s),
-    "all_reduce": lambda timeout_s: collectives.all_reduce(torch.ones(2), timeout_s=timeout_s),
-    "all_gather_object": lambda timeout_s: collectives.all_gather_object(1, timeout_s=timeout_s),
-    "broadcast_object": lambda timeout_s: collectives.broadcast_object(1, 1, timeout_s=timeout_s),
-    "average": lambda timeout_s: collectives.average({"a": 1}, timeout_s=timeout_s),
-    "barrier": lambda timeout_s: collectives.barrier(timeout_s=timeout_s),
+Call = Callable[[dist.ProcessGroup, "float | None"], Any]
+COLLECTIVES: dict[str, Call] = {
+    "all_gather": lambda group, timeout_s: collectives.all_gather(torch.ones(2), group, timeout_s),
+    "all_reduce": lambda group, timeout_s: collectives.all_reduce(torch.ones(2), group=group, timeout_s=timeout_s),
+    "all_gather_object": lambda group, timeout_s: collectives.all_gather_object(1, group, timeout_s),
+    "broadcast_object": lambda group, timeout_s: collectives.broadcast_object(1, 1, group, timeout_s),
+    "average": lambda group, timeout_s: collectives.average({"a": 1}, group=group, timeout_s=timeout_s),
+    "barrier": collectives.barrier,
 }
+Told = dict[str, tuple[str, str, int, int, float, str]]
 
 
-def rank_of(rank: int) -> int:
-    return rank
-
-
-def call_and_tell(rank: int, name: str, timeout_s: float | None) -> Any:
-    """Rank 0 calls, and tells what it got; rank 1 waits to be killed."""
+def call_and_tell(rank: int, timeout_s: float | None, connected: str) -> Told:
+    """Rank 0 calls each collective in a group of its own, and tells what it got; rank 1 waits to be killed."""
+    groups = [dist.new_group([0, 1]) for _ in COLLECTIVES]
+    for group in groups:
+        dist.barrier(group)  # the ranks of each are connected
     if rank == 1:
+        Path(connected).touch()
         threading.Event().wait()
+    while timeout_s is None and not Path(connected).exists():
+        time.sleep(0.01)
+    told: Told = {}
+    for group, (name, call) in zip(groups, COLLECTIVES.items(), strict=True):
+        try:
+            call(group, timeout_s)
+        except CollectiveError as error:
+            where = str(error.collective), error.rank or 0, error.world_size or 0, error.waited_s or 0.0
+            told[name] = (type(error).__name__, *where, str(error))
+    return told
+
+
+def told_by_rank_0(timeout_s: float | None, folder: Path) -> Told:
+    world = World(2)
+    connected = folder / "connected"
     try:
-        COLLECTIVES[name](timeout_s)
-    except CollectiveError as error:
-        return type(error).__name__, error.collective, error.rank, error.world_size, error.waited_s, str(error)
+        world.start(call_and_tell, timeout_s, str(connected))
+        if timeout_s is None:
+            deadline = time.monotonic() + 60
+            while not connected.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            world.kill(1)
+        told: Told = world.result(0)
+    finally:
+        world.close()
+    return told
+
+
+@pytest.fixture(scope="module")
+def without_an_answer(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return told_by_rank_0(0.3, tmp_path_factory.mktemp("silent"))
+
+
+@pytest.fixture(scope="module")
+def with_a_dead_peer(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return told_by_rank_0(None, tmp_path_factory.mktemp("dead"))
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_rank_that_does_not_come_is_a_time_out_that_names_the_rank_the_collective_and_the_wait(name: str) -> None:
-    world = World(2)
-    try:
-        world.run(rank_of)  # all are there
-        world.start(call_and_tell, name, 0.5)
-        kind, collective, rank, world_size, waited_s, text = world.result(0)
-    finally:
-        world.close()
+def test_a_rank_that_does_not_come_is_a_time_out_that_names_the_rank_the_collective_and_the_wait(
+    without_an_answer: Told, name: str
+) -> None:
+    kind, collective, rank, world_size, waited_s, text = without_an_answer[name]
     assert (kind, collective, rank, world_size) == ("CollectiveTimeout", name, 0, 2)
-    assert waited_s >= 0.5 and text.startswith(f"rank 0 of 2: {name} failed after {waited_s:.1f} s: some rank did not")
+    assert waited_s >= 0.3 and text.startswith(f"rank 0 of 2: {name} failed after {waited_s:.1f} s: some rank did not")
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_rank_that_dies_is_a_lost_peer(name: str) -> None:
-    world = World(2)
-    try:
-        world.run(rank_of)  # all are there
-        world.start(call_and_tell, name, None)
-        world.kill(1)
-        kind, collective, _, _, _, text = world.result(0)
-    finally:
-        world.close()
+def test_a_rank_that_dies_is_a_lost_peer(with_a_dead_peer: Told, name: str) -> None:
+    kind, collective, _, _, _, text = with_a_dead_peer[name]
     assert (kind, collective) == ("PeerLost", name)
     assert "another rank closed its connection" in text and "the rank that ended first" in text
 

@@ -201,6 +201,11 @@ class Node:
         return self.assignment.round if self.assignment else 0
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the process may end."""
+        return self.ended is not None  # a `Left` has no fields, so it is false
+
+    @property
     def sentence(self) -> str:
         """Why it does not take part any longer; empty: it does."""
         return str(self.refused.error) if self.refused else ""
@@ -298,7 +303,7 @@ class Node:
         if self.running == number:
             self.assignment = None
             self.handle(events.WorkersStopped(number, None))
-        if self.refused and not self.ended:
+        if self.refused and not self.has_ended:
             self.handle(events.Leave("refused"))
 
     def _die_at_deadline(self) -> None:

@@ -60,7 +60,7 @@ def ends_well(world: World, nodes: list[Node]) -> None:
     world.until(lambda: all(node.running for node in nodes))
     for node in nodes:
         node.finish()
-    world.until(lambda: all(node.ended for node in nodes))
+    world.until(lambda: all(node.has_ended for node in nodes))
     for node in nodes:
         assert isinstance(node.ended, effects.EndRun), node
         assert node.ended.ending.state is RunState.SUCCEEDED
@@ -68,7 +68,7 @@ def ends_well(world: World, nodes: list[Node]) -> None:
 
 def ends_with_sentences(world: World, nodes: list[Node]) -> None:
     """Every node stops its workers and says why."""
-    world.until(lambda: all(node.ended and node.sentence for node in nodes))
+    world.until(lambda: all(node.has_ended and node.sentence for node in nodes))
     for node in nodes:
         assert node.sentence.count("\n") == 0
         assert node.sentence.endswith(".")
@@ -380,7 +380,7 @@ def test_deleted_assignments_do_not_leave_a_job_without_decisions() -> None:
     world.delete(world.keys.assigns(world.round.nonce), prefix=True)
     world.run_for(1)
     nodes[0].fail()
-    world.until(lambda: all(node.running == 2 or node.sentence or node.ended for node in nodes))
+    world.until(lambda: all(node.running == 2 or node.sentence or node.has_ended for node in nodes))
 
 
 def test_a_deleted_report_is_not_missed() -> None:

@@ -21,7 +21,7 @@ def lines_of_ranks(folder: Path, *options: str) -> list[list[str]]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DLAUNCH_")}
     command = [sys.executable, "-m", "dlaunch", "run", "--nproc-per-node", "2", *options, str(SCRIPT), str(folder)]
     environment = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=140, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     lines = result.stdout.splitlines()
     return [[line.removeprefix(f"0:{rank} ") for line in lines if line.startswith(f"0:{rank} ")] for rank in range(2)]
@@ -37,6 +37,7 @@ def numbers_of(lines: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(300)  # two launches that train
 def test_scripts_for_fsdp1_and_fsdp2_and_plain_ones_train_the_same_with_ours_as_with_torchs(tmp_path: Path) -> None:
     theirs, ours = lines_of_ranks(tmp_path / "torch"), lines_of_ranks(tmp_path / "ours", "--parallel", "fsdp")
     for rank in range(2):

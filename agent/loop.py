@@ -58,6 +58,7 @@ from .signals import SignalSource
 from .starter import Starter
 from .writer import FileWriter
 
+LONGEST_WAIT_S = 3600.0  # a longer one is waited in parts: epoll knows no more than 24 days
 LAST_LINES = 20  # of a failed worker's output, kept for the report
 
 
@@ -150,7 +151,7 @@ class Loop:
 
     def _timeout(self) -> float | None:
         times = [*self._timers.values(), *self._other_times()]
-        return max(0.0, min(times) - now()) if times else None
+        return min(max(0.0, min(times) - now()), LONGEST_WAIT_S) if times else None
 
     def _other_times(self) -> list[float]:
         """When something of ours that is no timer wants to be looked at."""

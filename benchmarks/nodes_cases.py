@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nodes_scene import MEMBERS, Node, Scene, now
+from nodes_scene import Node, Scene, now
 
 LEASE_S = 5.0
 SILENT_S = LEASE_S + 0.5
@@ -171,7 +171,7 @@ def _etcd_away(for_s: float) -> Callable[[Scene], float]:
         scene.train("a", "b")
 
         def kill_all() -> None:
-            for member in range(len(MEMBERS)):
+            for member in range(len(scene.stage.members)):
                 scene.stage.etcd.kill(member)
 
         return _goes_on_through(scene, kill_all, scene.stage.mend, for_s)
@@ -181,8 +181,8 @@ def _etcd_away(for_s: float) -> Callable[[Scene], float]:
 
 def _cut_from_etcd(scene: Scene) -> float:
     scene.train("a", "b")
-    hosts = scene.stage.hosts
-    return _goes_on_through(scene, lambda: hosts.cut("b", *MEMBERS), lambda: hosts.mend("b", *MEMBERS), 12.0)
+    hosts, members = scene.stage.hosts, scene.stage.members
+    return _goes_on_through(scene, lambda: hosts.cut("b", *members), lambda: hosts.mend("b", *members), 12.0)
 
 
 def _cut_from_peers(scene: Scene) -> float:

@@ -8,7 +8,8 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -61,15 +62,25 @@ class Stage:
 
     hosts: Hosts
     etcd: HostedEtcd
+    members: tuple[str, ...]
 
     @classmethod
-    def hosts_and_etcd(cls) -> tuple[Hosts, Callable[[Hosts], HostedEtcd]]:
-        """etcd with the heartbeats and elections that it has by default."""
-        return Hosts((*NODES, *MEMBERS)), lambda hosts: HostedEtcd(hosts, MEMBERS, heartbeat_ms=100, election_ms=1000)
+    @contextmanager
+    def build(cls, members: int) -> Iterator[Stage]:
+        """etcd has the heartbeats and elections that it has by default."""
+        names = MEMBERS[:members]
+        with Hosts((*NODES, *names)) as hosts:
+            etcd = HostedEtcd(hosts, names, heartbeat_ms=100, election_ms=1000)
+            with etcd:
+                yield cls(hosts, etcd, names)
+
+    def etcd_version(self) -> str:
+        """As the first member tells it."""
+        return str(self.etcd.post(0, "maintenance/status", {})["version"])
 
     def mend(self) -> None:
         """Let every member run again."""
-        for member in range(len(MEMBERS)):
+        for member in range(len(self.members)):
             self.etcd.mend(member)
         self.etcd.wait_healthy()
 
@@ -106,8 +117,11 @@ class Scene:
     def start(self, name: str) -> Node:
         """A launcher on a host."""
         host = self.stage.hosts[name]
-        flags = () if self.arm.is_ours else (f"--local-addr={host.address}",)
-        return self.job.start(name, *flags, prefix=host.prefix)
+        return self.job.start(name, *(() if self.arm.is_ours else self._helps_torchrun(name)), prefix=host.prefix)
+
+    def _helps_torchrun(self, name: str) -> tuple[str, ...]:
+        """It would look host names up, and these lead nowhere."""
+        return (f"--local-addr={self.stage.hosts[name].address}", f"--rdzv-conf=is_host={int(name == 'a')}")
 
     def train(self, *names: str) -> list[Node]:
         """Start launchers, and wait until the world of them all has trained for a while."""

@@ -4,10 +4,10 @@
     python benchmarks/parallel_fsdp.py --memory
 
 All contestants of a model live in the same processes and take turns, so a noisy machine disturbs them alike. Each rank
-has one thread. ``cpu`` is the processor time of a rank's step, all its threads: what is left to compare when the machine
-is too busy for the clock. The floor is the same step without communication on a whole model: FSDP cannot come under it except
-by its optimizer, which steps on a part. With ``--memory`` each contestant has processes of its own, and the peak of
-the ranks' proportional memory (each shared page counted once) above that of the bare process is measured.
+has one thread. ``cpu`` is the processor time of a rank's step, of all its threads: what is left to compare when the
+machine is too busy for the clock. The floor is the same step without communication on a whole model: FSDP cannot come
+under it except by its optimizer, which steps on a part. With ``--memory`` each contestant has processes of its own, and
+the peak of the ranks' proportional memory (each shared page counted once) above that of the bare process is measured.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from .records import (
 )
 from .store import Change, KeyValue
 
+_KINDS = frozenset(kind.value for kind in Kind)
+
 
 class Board:
     """What stands under a run's keys. What cannot be read is left out, and named in ``complaints``."""
@@ -29,6 +31,7 @@ class Board:
         self.round_revision = 0
         self.round_data = b""
         self.nodes: dict[str, NodeRecord] = {}
+        self.leases: dict[str, int] = {}  # of registrations
         self.reports: dict[int, dict[str, dict[Kind, ReportRecord]]] = {}  # by round and node
         self.assigns: dict[str, dict[str, AssignRecord]] = {}  # by nonce and node
         self.away: set[str] = set()  # keys of hosts
@@ -41,20 +44,20 @@ class Board:
         self.__init__(self._keys)  # type: ignore[misc]  # anew, as a whole
         self.complaints = complaints
         for kv in kvs:
-            self._put(kv.key, kv.value, kv.create_revision, kv.mod_revision)
+            self._put(*kv)
 
     def load_reports(self, number: int, kvs: Iterable[KeyValue]) -> None:
         """Replace what is known of one round's reports by a list of them."""
         self.reports.pop(number, None)
         for kv in kvs:
-            self._put(kv.key, kv.value, kv.create_revision, kv.mod_revision)
+            self._put(*kv)
 
     def apply(self, change: Change) -> None:
         """Bring forward by one change."""
         if change.value is None:
             self._delete(change.key)
         else:
-            self._put(change.key, change.value, change.create_revision, change.mod_revision)
+            self._put(change.key, change.value, change.create_revision, change.mod_revision, change.lease)
 
     def members(self) -> dict[str, AssignRecord] | None:
         """The members of the round that runs or stops; None where they are not all known."""
@@ -65,20 +68,20 @@ class Board:
             return None
         return found
 
-    def _put(self, key: str, value: bytes, created: int, modified: int) -> None:
+    def _put(self, key: str, value: bytes, created: int, modified: int, lease: int) -> None:
         keys = self._keys
         try:
             if key == keys.round:
                 self.round, self.round_revision, self.round_data = read_round(key, value), modified, value
             elif key.startswith(keys.nodes):
-                node = read_node(key, value)
-                self.nodes[node.node_id] = node
-            elif key.startswith(keys.every_report):
+                if node_id := keys.node_of(key):
+                    self.nodes[node_id], self.leases[node_id] = read_node(key, value), lease
+            elif keys.reported(key):
                 report = read_report(key, value, created)
                 self.reports.setdefault(report.number, {}).setdefault(report.node_id, {})[report.kind] = report
-            elif key.startswith(keys.assigns("")[:-1]):
-                record = read_assign(key, value)
-                self.assigns.setdefault(key.split("/")[-2], {})[record.node_id] = record
+            elif assigned := keys.assigned(key):
+                nonce, node_id = assigned
+                self.assigns.setdefault(nonce, {})[node_id] = read_assign(key, value)
             elif key.startswith(keys.away):
                 self.away.add(key)
             elif key == keys.stop:
@@ -88,14 +91,14 @@ class Board:
 
     def _delete(self, key: str) -> None:
         keys = self._keys
-        if key.startswith(keys.nodes):
-            self.nodes.pop(key.rpartition("/")[2], None)
-        elif key.startswith(keys.every_report):
-            *_, number, node_id, kind = key.split("/")
-            if number.isdecimal() and kind in {known.value for known in Kind}:
-                self.reports.get(int(number), {}).get(node_id, {}).pop(Kind(kind), None)
-        elif key.startswith(keys.assigns("")[:-1]):
-            *_, nonce, node_id = key.split("/")
+        if node_id := keys.node_of(key):
+            self.nodes.pop(node_id, None)
+        elif reported := keys.reported(key):
+            number, node_id, kind = reported
+            if kind in _KINDS:
+                self.reports.get(number, {}).get(node_id, {}).pop(Kind(kind), None)
+        elif assigned := keys.assigned(key):
+            nonce, node_id = assigned
             self.assigns.get(nonce, {}).pop(node_id, None)
         elif key.startswith(keys.away):
             self.away.discard(key)

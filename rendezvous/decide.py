@@ -11,17 +11,27 @@ from typing import NamedTuple
 from dlaunch.errors import ExitCode
 from dlaunch.outcome import Failure, FailureKind, RunState, describe
 
-from .keys import arrival_of
 from .placing import assign, in_rank_order
-from .records import AssignRecord, Join, Kind, NodeRecord, Phase, ReportRecord, RoundRecord, RunSettings
+from .records import (
+    MOST_ELDERS,
+    MOST_PASSED,
+    AssignRecord,
+    Join,
+    Kind,
+    NodeRecord,
+    Phase,
+    ReportRecord,
+    RoundRecord,
+    RunSettings,
+)
 from .values import Ending
 
-ELDERS = 8  # so many of the oldest members are named in `round`; the first three that are registered propose
 FOLD_S = 0.02  # what happens so close together is one cause
 JOIN_FOLD_S = 0.2  # nodes that come so close together are taken in at once
 PATIENCE_S = 5.0  # how long a forming round waits for nodes that should be coming
 MOST_DROPPED = 100  # by one transaction, which has its limit; the others' leases run out
 EARLY_S = 10.0  # a failure within so many seconds of a worker's start is an early one
+MOST_MARK = 200  # characters
 ALIKE = 3  # so many early failures alike, one after the other, are a mistake in the script
 
 Reports = Mapping[str, Mapping[Kind, ReportRecord]]  # by node id
@@ -32,7 +42,6 @@ class Sight(NamedTuple):
 
     settings: RunSettings
     round: RoundRecord
-    revision: int  # at which `round` stands
     members: Mapping[str, AssignRecord]  # of the round; empty while it forms
     nodes: Mapping[str, NodeRecord]  # registered
     reports: Reports  # of this round
@@ -95,7 +104,8 @@ def _while_forming(sight: Sight) -> Decision | LookAgain | None:
     record = sight.round._replace(
         phase=Phase.RUNNING,
         reason=f"{len(oldest)} {'node is' if len(oldest) == 1 else 'nodes are'} ready",
-        elders=tuple(node.node_id for node in oldest[:ELDERS]),
+        elders=tuple(node.node_id for node in oldest[:MOST_ELDERS]),
+        passed=tuple(sorted(node.node_id for node in present if node not in ready))[:MOST_PASSED],
         expected=0,
         delay_s=0.0,
         restart_ages_s=_aged(sight),
@@ -181,11 +191,8 @@ def _grow(sight: Sight) -> Decision | LookAgain | None:
         for node in sight.nodes.values()
         if node.node_id not in sight.members and node.host not in sight.away and not _is_leaving(sight, node.node_id)
     ]
-    # one that was there and did not get ready may be dead: a lease time later its registration is gone, or renewed
-    doubtful_until = sight.since + settings.lease_ttl_s
-    hosts = [node.host for node in outside if arrival_of(node.node_id) > sight.revision or sight.now >= doubtful_until]
-    if outside and not hosts:
-        return LookAgain(doubtful_until)
+    # one that did not get ready in time may be dead or hang: it comes in when the job restarts for another reason
+    hosts = [node.host for node in outside if node.node_id not in sight.round.passed]
     if not hosts or any(Kind.FINISHED in sight.reports.get(member, {}) for member in sight.members):
         return None  # a job that is ending is not restarted to grow
     settle_s = settings.join_settle_s if settings.join is Join.SETTLE else JOIN_FOLD_S
@@ -291,7 +298,8 @@ def mark_of(failure: Failure) -> str:
         return ""
     if failure.kind is FailureKind.EXCEPTION and failure.exception:
         frames = failure.exception.frames
-        return f"{failure.exception.type}@{frames[-1].file}:{frames[-1].line}" if frames else failure.exception.type
+        place = f"@{frames[-1].file}:{frames[-1].line}" if frames else ""
+        return f"{failure.exception.type}{place}"[-MOST_MARK:]
     return f"exit {failure.status.code}" if failure.kind is FailureKind.EXIT else ""
 
 
@@ -306,6 +314,7 @@ def _form(sight: Sight, reason: str) -> Decision:
         reason=reason,
         nonce="",
         elders=(),
+        passed=(),
         expected=staying,
         delay_s=0.0,
         restart_ages_s=_aged(sight),

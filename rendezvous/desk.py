@@ -7,7 +7,7 @@ from itertools import count
 
 from .effects import Ask, CancelTimer, Effect, SetTimer, Unwatch, WatchKeys
 from .events import Answered, TimerFired, WatchHeard
-from .store import Answer, Changes, MemberCount, Request, ServerVersion, StoreError, WatchLost
+from .store import Answer, Changes, RangeAnswer, Request, StoreError, TxnAnswer, WatchLost
 
 Then = Callable[["Answer | StoreError"], None]
 Heard = Callable[["Changes | WatchLost"], None]
@@ -73,7 +73,7 @@ class Desk:
             return
         if not isinstance(event.answer, StoreError):
             self.answered_at = self.now
-        if not isinstance(event.answer, StoreError | ServerVersion | MemberCount):
+        if isinstance(event.answer, RangeAnswer | TxnAnswer):  # the others tell where one server stands
             if event.answer.revision < known:  # a linearizable store never shows less than it has shown
                 self.went_back = (known, event.answer.revision)
                 return

@@ -34,6 +34,7 @@ from .store import (
     LeaseAlive,
     LeaseGranted,
     LeaseRevoked,
+    LookAtLease,
     MemberCount,
     Operation,
     Put,
@@ -93,6 +94,7 @@ RANGE = _method("KV", "Range")
 TXN = _method("KV", "Txn")
 GRANT = _method("Lease", "LeaseGrant")
 REVOKE = _method("Lease", "LeaseRevoke")
+LOOK_AT_LEASE = _method("Lease", "LeaseTimeToLive")
 # A stream, used for one message each way; on the wire that is the same as a plain call.
 KEEP_ALIVE = _method("Lease", "LeaseKeepAlive")
 AUTHENTICATE = _method("Auth", "Authenticate")
@@ -147,6 +149,8 @@ def encode(request: Request) -> tuple[Method, Any]:  # noqa: PLR0911  -- one for
             return KEEP_ALIVE, KEEP_ALIVE.request(ID=request.lease)
         case RevokeLease():
             return REVOKE, REVOKE.request(ID=request.lease)
+        case LookAtLease():
+            return LOOK_AT_LEASE, LOOK_AT_LEASE.request(ID=request.lease)
         case GetVersion():
             return STATUS, STATUS.request()
         case CountMembers():
@@ -205,7 +209,7 @@ def decode(request: Request, reply: Any) -> Answer:  # noqa: PLR0911  -- one for
             return TxnAnswer(revision, reply.succeeded, tuple(_found(part, revision) for part in parts))
         case GrantLease():
             return LeaseGranted(revision, reply.ID, reply.TTL)
-        case KeepAlive():
+        case KeepAlive() | LookAtLease():
             return LeaseAlive(revision, max(reply.TTL, 0))
         case RevokeLease():
             return LeaseRevoked(revision)

@@ -19,6 +19,7 @@ from .store import (
     Range,
     StoreError,
     Target,
+    Trouble,
     Txn,
     TxnAnswer,
 )
@@ -53,6 +54,7 @@ class Joining:
         self._joined = joined
         self._refuse = refuse
         self._began_at = 0.0
+        self._lease = 0  # for a run that is to be created
 
     def begin(self) -> None:
         """Start."""
@@ -69,8 +71,12 @@ class Joining:
                 self._retry(answer)
             return
         spec, current = answer.ranges
+        if not spec.kvs and current.kvs:
+            sentence = f"The run's keys are damaged: there is a {self._keys.round} and no {self._keys.spec}."
+            self._refuse(StoreUnreachable(sentence, "Choose another --rdzv-id."))
+            return
         if not spec.kvs:
-            self._desk.ask(GrantLease(RUN_LEASE_S), TIMEOUT_S, self._create)
+            self._create()
             return
         try:
             record = read_spec(spec.kvs[0].key, spec.kvs[0].value)
@@ -93,18 +99,36 @@ class Joining:
         else:
             self._desk.set_timer("join", self._desk.now + RETRY_S, self._read)
 
-    def _create(self, answer: Answer | StoreError) -> None:
-        if not isinstance(answer, LeaseGranted):
-            self._read()
-            return
-        keys, lease = self._keys, answer.lease
+    def _create(self) -> None:
+        if self._lease:
+            self._write(self._lease)
+        else:
+            self._desk.ask(GrantLease(RUN_LEASE_S), TIMEOUT_S, self._granted)
+
+    def _granted(self, answer: Answer | StoreError) -> None:
+        if isinstance(answer, LeaseGranted):
+            self._lease = answer.lease
+            self._write(answer.lease)
+        elif isinstance(answer, StoreError):
+            self._retry(answer)
+
+    def _write(self, lease: int) -> None:
+        keys = self._keys
         spec = SpecRecord(self._settings, self._fresh() + self._fresh(), lease)
         first = RoundRecord(1, Phase.FORMING, "the run begins")
         request = Txn(
-            compares=(Compare(keys.spec, Target.CREATE_REVISION, 0),),
+            compares=tuple(Compare(key, Target.CREATE_REVISION, 0) for key in (keys.spec, keys.round)),
             success=(Put(keys.spec, write_spec(spec), lease), Put(keys.round, write_round(first), lease)),
         )
-        self._desk.ask(request, TIMEOUT_S, lambda _answer: self._read())  # ours, or another's: what is there
+        self._desk.ask(request, TIMEOUT_S, self._written)
+
+    def _written(self, answer: Answer | StoreError) -> None:
+        if isinstance(answer, StoreError) and not answer.maybe_done:
+            if answer.trouble is Trouble.NO_LEASE:
+                self._lease = 0
+            self._retry(answer)
+        else:
+            self._read()  # ours, or another's: what is there counts
 
 
 def not_ours(problem: Malformed) -> StoreUnreachable:

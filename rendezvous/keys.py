@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from urllib.parse import quote
+
+_NUMBER = re.compile("[1-9][0-9]{0,9}")
 
 
 class Keys(NamedTuple):
@@ -14,7 +17,7 @@ class Keys(NamedTuple):
     @classmethod
     def of(cls, prefix: str, run_id: str) -> Keys:
         """The keys of a run. The id is quoted, so that no run's keys start with another's."""
-        return cls(f"{prefix.rstrip('/')}/{quote(run_id, safe='')}/")
+        return cls(f"{prefix.rstrip('/')}/{quote(run_id, safe='', errors='surrogateescape')}/")
 
     @property
     def spec(self) -> str:
@@ -66,6 +69,23 @@ class Keys(NamedTuple):
         """What the reports of a round start with."""
         return f"{self.every_report}{number}/"
 
+    def node_of(self, key: str) -> str | None:
+        """Whose registration a key is, if it is one."""
+        node_id = key.removeprefix(self.nodes) if key.startswith(self.nodes) else ""
+        return node_id if node_id and "/" not in node_id else None
+
+    def assigned(self, key: str) -> tuple[str, str] | None:
+        """The nonce and the node of an assignment's key, if it is one."""
+        parts = key.removeprefix(self.root).split("/") if key.startswith(self.root) else []
+        return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == "assign" and all(parts) else None
+
+    def reported(self, key: str) -> tuple[int, str, str] | None:
+        """The round, the node and the kind of a report's key, if it is one."""
+        parts = key.removeprefix(self.root).split("/") if key.startswith(self.root) else []
+        if len(parts) != 4 or parts[0] != "report" or not all(parts) or not _NUMBER.fullmatch(parts[1]):
+            return None
+        return int(parts[1]), parts[2], parts[3]
+
     def report(self, number: int, node_id: str, kind: str) -> str:
         """One report on a node in a round; created once."""
         return f"{self.reports(number)}{node_id}/{kind}"
@@ -74,11 +94,3 @@ class Keys(NamedTuple):
 def new_node_id(arrival: int, fresh: str) -> str:
     """An id whose order is the order of arrival (a revision of the store), and that is never used twice."""
     return f"{arrival:012x}-{fresh}"
-
-
-def arrival_of(node_id: str) -> int:
-    """The revision at which a node came; 0 for an id that none of us made."""
-    try:
-        return int(node_id.partition("-")[0], 16)
-    except ValueError:
-        return 0

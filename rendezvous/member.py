@@ -31,9 +31,10 @@ from .events import (
 )
 from .joining import Joining, not_ours
 from .keys import Keys
+from .lapses import Standing
 from .outbox import Outbox, RoundSeen
 from .placing import as_assignment
-from .proposer import PROPOSERS, Proposer, Standing
+from .proposer import PROPOSERS, Proposer
 from .records import (
     AssignRecord,
     Kind,
@@ -47,7 +48,7 @@ from .records import (
     read_round,
 )
 from .registration import NodeInfo, Registration
-from .store import Answer, Changes, KeyValue, Range, RangeAnswer, StoreError, Txn, TxnAnswer, WatchLost
+from .store import Answer, Changes, KeyValue, Range, RangeAnswer, StoreError, Trouble, Txn, TxnAnswer, WatchLost
 from .vouching import ToPeer, Vouching
 
 __all__ = ["Member", "MemberSettings", "NodeInfo"]
@@ -79,7 +80,7 @@ class Member:
     def __init__(self, settings: MemberSettings, node: NodeInfo, fresh: Callable[[], str]) -> None:
         """``fresh`` returns a new random text at each call: for ids and the run's secret."""
         self._settings = settings
-        self._host = node.host
+        self._node = node
         self._fresh = fresh
         self._run = run = settings.run
         self._keys = keys = Keys.of(settings.key_prefix, settings.run_id)
@@ -88,7 +89,7 @@ class Member:
             desk, keys, settings.run_id, run, settings.connect_s, fresh, self._has_joined, self._refuse
         )
         self._registration = Registration(desk, keys, node, run.lease_ttl_s, fresh, self)
-        self._outbox = Outbox(desk, keys, self._round_seen, self.see)
+        self._outbox = Outbox(desk, keys, self._round_seen, self.see, self._trouble)
         self._vouching = Vouching(run.lease_ttl_s)
         self._spec: SpecRecord | None = None
         self._proposer: Proposer | None = None
@@ -105,6 +106,7 @@ class Member:
         self._dead = 0  # the highest round whose workers stopped here
         self._finished = 0
         self._in_trouble = 0  # the round in which a worker of ours failed
+        self._spare_in = 0  # the last round that was seen to run without us
         self._meeting_for: tuple[int, str] | None = None
         # ends
         self._leaving = ""
@@ -166,6 +168,8 @@ class Member:
             self._fresh,
             self.see,
             lambda: Standing(self._registration.ids, self._vouching.promised_until),
+            self._trouble,
+            self._refuse,
         )
         self._watch_round(revision + 1)
         self.see(current)
@@ -346,7 +350,13 @@ class Member:
             return
         before = self._round
         if before and (record.number, record.phase.order) < (before.number, before.phase.order):
-            self._store_went_back(self._round_revision, kv.mod_revision)
+            then, now = (f"{one.number} ({one.phase.value})" for one in (before, record))
+            self._refuse(
+                StoreUnreachable(
+                    f"The key {kv.key} went back from round {then} to {now}: somebody else wrote it.",
+                    "Start the run again with another --rdzv-id.",
+                )
+            )
             return
         self._round, self._round_revision = record, kv.mod_revision
         if before is None or before.number != record.number:
@@ -406,7 +416,8 @@ class Member:
         assign = self._assigns[record.nonce]
         number = record.number
         if assign is None:
-            if record.phase is Phase.RUNNING and self._registration.is_valid:
+            if record.phase is Phase.RUNNING and self._registration.is_valid and self._spare_in != number:
+                self._spare_in = number
                 self._desk.set_timer("spare", self._desk.now + SPARE_S, lambda: self._say_spare(number))
             return
         if self._running or self._finished == number:
@@ -438,6 +449,8 @@ class Member:
         found = [kv for answered in answer.ranges for kv in answered.kvs]
         try:
             assign = read_assign(found[0].key, found[0].value) if found else None
+            if assign and assign.local_world_size != self._node.local_world_size:
+                raise Malformed(found[0].key, "another number of workers than this node has")
         except Malformed as problem:
             self._refuse(not_ours(problem))
             return
@@ -457,28 +470,33 @@ class Member:
             (
                 Range(self._keys.round),
                 Range(self._keys.nodes, prefix=True, limit=FIRST_NODES, keys_only=True),
-                Range(self._keys.away_host(self._host), keys_only=True),
+                Range(self._keys.away_host(self._node.host), keys_only=True),
+                Range(self._keys.node(self.node_id), keys_only=True),
                 *(Range(self._keys.node(elder), keys_only=True) for elder in elders),
             ),
         )
-        self._desk.ask(request, TIMEOUT_S, lambda answer: self._looked(answer, elders))
+        asked_as = self.node_id if self._registration.is_valid else ""
+        self._desk.ask(request, TIMEOUT_S, lambda answer: self._looked(answer, elders, asked_as))
 
-    def _looked(self, answer: Answer | StoreError, elders: tuple[str, ...]) -> None:
+    def _looked(self, answer: Answer | StoreError, elders: tuple[str, ...], asked_as: str) -> None:
         if not isinstance(answer, TxnAnswer):
             self._check_outage()
             return
-        current, first, away, *found = answer.ranges
+        current, first, away, mine, *found = answer.ranges
         self.see(current.kvs[0] if current.kvs else None)
         if self._over or self._proposer is None:
             return
         if away.kvs:
             self._say(
-                f"this node ({self._host}) was set aside, because its workers failed again and again while "
+                f"this node ({self._node.host}) was set aside, because its workers failed again and again while "
                 f"others' did not: it waits for up to {self._run.cool_down_s:g} s (--max-node-failures)"
             )
         if self._watch is None:
             self._watch_round(answer.revision + 1)
-        oldest = [kv.key.rpartition("/")[2] for kv in first.kvs]
+        if asked_as == self.node_id and not mine.kvs and self._registration.is_valid:
+            self._registration.is_valid = False  # deleted by hand: its lease goes on, but nobody sees us any more
+            self.lost()
+        oldest = [node_id for kv in first.kvs if (node_id := self._keys.node_of(kv.key))]
         present = [elder for elder, there in zip(elders, found, strict=True) if there.kvs]
         self._proposer.be(self._turn(present, oldest) if self._registration.is_valid else None)
 
@@ -617,6 +635,16 @@ class Member:
     def _left(self) -> None:
         self._shut()
         self._desk.emit(Left())
+
+    def _trouble(self, error: StoreError) -> None:
+        """A write of ours failed; it is tried again, but the user should know why nothing moves."""
+        if error.trouble is Trouble.NO_LEASE:
+            sentence = "The lease that the run's keys stand on is gone: it lasts an hour after the last agent was seen."
+            self._refuse(StoreUnreachable(sentence, "Start the run again with another --rdzv-id."))
+        elif error.is_lasting and error.trouble is not Trouble.TOO_LARGE:
+            self._refuse(StoreUnreachable(error.sentence, "See --rdzv-endpoint."))
+        elif error.trouble in {Trouble.OTHER, Trouble.TOO_LARGE}:
+            self._say(f"the store refuses what has to be written: {error.sentence}")
 
     def _refuse(self, error: DlaunchError) -> None:
         """This node takes no further part. What it registered goes when it leaves."""

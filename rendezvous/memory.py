@@ -32,6 +32,7 @@ from .store import (
     LeaseAlive,
     LeaseGranted,
     LeaseRevoked,
+    LookAtLease,
     MemberCount,
     Operation,
     Put,
@@ -115,6 +116,8 @@ class MemoryKeys:
             case RevokeLease():
                 self._end_lease(request.lease)
                 return LeaseRevoked(self.revision)
+            case LookAtLease():
+                return LeaseAlive(self.revision, self._left(request.lease, now))
             case GetVersion():
                 return ServerVersion(self.version)
             case CountMembers():
@@ -204,6 +207,11 @@ class MemoryKeys:
         self._leases[lease] = _Lease(ttl_s, now + ttl_s)
         heapq.heappush(self._ends, (now + ttl_s, lease))
         return LeaseGranted(self.revision, lease, ttl_s)
+
+    def _left(self, lease: int, now: float) -> int:
+        """Whole seconds that a lease has left: 1 in its last second, 0 when it is gone."""
+        state = self._leases.get(lease)
+        return max(1, int(state.ends_at - now)) if state and state.ends_at > now else 0
 
     def _renew(self, lease: int, now: float) -> int:
         state = self._leases.get(lease)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from dlaunch.outcome import Failure
+
 from .desk import Desk
 from .keys import Keys
 from .records import ReportRecord, write_report
-from .store import Answer, Compare, KeyValue, Put, Range, StoreError, Target, Txn, TxnAnswer
+from .store import Answer, Compare, KeyValue, Put, Range, StoreError, Target, Trouble, Txn, TxnAnswer
 
 TIMEOUT_S = 2.0
 RETRY_S = 0.2
@@ -25,12 +27,19 @@ class Outbox:
     """Writes reports in the order in which they were made, until each is known to be there or to have come too late."""
 
     def __init__(
-        self, desk: Desk, keys: Keys, seen: Callable[[], RoundSeen], see: Callable[[KeyValue | None], None]
+        self,
+        desk: Desk,
+        keys: Keys,
+        seen: Callable[[], RoundSeen],
+        see: Callable[[KeyValue | None], None],
+        trouble: Callable[[StoreError], None],
     ) -> None:
+        """``seen`` tells of `round`, ``see`` gets it as it is found on the way; ``trouble``: a write failed."""
         self._desk = desk
         self._keys = keys
         self._seen = seen
         self._see = see
+        self._trouble = trouble
         self._waiting: list[ReportRecord] = []
         self._known: set[str] = set()
         self._in_flight = False
@@ -80,6 +89,10 @@ class Outbox:
 
     def _sent(self, report: ReportRecord, answer: Answer | StoreError) -> None:
         self._in_flight = False
+        if isinstance(answer, StoreError):
+            self._trouble(answer)
+            if answer.trouble is Trouble.TOO_LARGE and report.failure and report in self._waiting:
+                self._waiting[self._waiting.index(report)] = report._replace(failure=_bare(report.failure))
         if not isinstance(answer, TxnAnswer):
             self._desk.set_timer("reports", self._desk.now + RETRY_S, self.send)
             return
@@ -92,3 +105,9 @@ class Outbox:
         if report in self._waiting:
             self._waiting.remove(report)
         self.send()
+
+
+def _bare(failure: Failure) -> Failure:
+    """A failure without what makes it large."""
+    exception = failure.exception and failure.exception._replace(message="", frames=(), traceback="")
+    return failure._replace(exception=exception, last_output=(), detail="")

@@ -7,7 +7,7 @@ was once proved stays true.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 
 class Proofs:
@@ -48,13 +48,13 @@ class Proofs:
         me: str | None,
         asked_at: float,
         promised_until: float,
-        doubt_s: float = 0.0,
+        doubts_s: Mapping[str, float] | None = None,
     ) -> None:
         """A list of all registrations, asked for at ``asked_at``; ``me`` is our own id among the members, if any.
 
         ``promised_until``: our own promise as it stands when the answer comes. The store may have made the list at any
-        moment in between, so no promise may have been running, or given, in all that time. ``doubt_s``: how long a
-        node's own deadline may still hold when its lease is found absent: 0 where the store ends no lease early.
+        moment in between, so no promise may have been running, or given, in all that time. ``doubts_s``: for
+        how long a node's own deadline may still hold when its lease is found absent; 0 unless it is given.
         """
         if self._listed_at is not None and asked_at - self._listed_at >= self._ttl:
             self._absent_since = {}
@@ -69,6 +69,6 @@ class Proofs:
             by_member = me is not None and asked_at >= promised_until
             after_another = self._ended_at is not None and asked_at - self._ended_at >= self._promise_s
             after_the_limit = none_is_left and asked_at - since >= self._limit
-            is_old = asked_at - since >= doubt_s
+            is_old = asked_at - since >= (doubts_s or {}).get(member, 0.0)
             if member != me and ((is_old and (by_member or after_another)) or after_the_limit):
                 self.fenced.add(member)

@@ -7,32 +7,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+
+from dlaunch.errors import DlaunchError, StoreUnreachable
 
 from .board import Board
 from .decide import FOLD_S, Decision, LookAgain, Sight, decide
 from .desk import Desk
 from .effects import Say
 from .keys import Keys
-from .proofs import Proofs
+from .lapses import Lapses, Standing
 from .records import Kind, Phase, RunSettings, write_assign, write_round
 from .store import (
     Answer,
     Changes,
     Compare,
-    CountMembers,
     Delete,
-    GetVersion,
     GrantLease,
     KeepAlive,
     KeyValue,
     LeaseGranted,
-    MemberCount,
     Operation,
     Put,
     Range,
     RangeAnswer,
-    ServerVersion,
     StoreError,
     Target,
     Txn,
@@ -50,22 +47,6 @@ _LEAVES_ROUND = {Phase.FORMING, Phase.CLOSED}
 LIST_ALL_EVERY = 4  # lists of registrations to one list of everything
 
 
-def checks_leader_before_revoking(version: str) -> bool:
-    """Whether an etcd of this version lets no deposed leader end leases that were renewed elsewhere.
-
-    Source: etcd issue 15247; changelogs of 3.4 (3.4.31), 3.5 (3.5.13) and 3.6.
-    """
-    numbers = tuple(int(part) for part in version.partition("-")[0].split(".") if part.isdecimal())
-    return numbers >= (3, 6) or (3, 5, 13) <= numbers < (3, 6) or (3, 4, 31) <= numbers < (3, 5)
-
-
-class Standing(NamedTuple):
-    """What the proposer has to know of its own agent, each time."""
-
-    ids: tuple[str, ...]  # its own: the present, and an old one under which it may be a member
-    promised_until: float
-
-
 class Proposer:
     """Sees all keys of the run while it is active."""
 
@@ -79,7 +60,10 @@ class Proposer:
         fresh: Callable[[], str],
         see: Callable[[KeyValue | None], None],
         standing: Callable[[], Standing],
+        trouble: Callable[[StoreError], None],
+        broken: Callable[[DlaunchError], None],
     ) -> None:
+        """``see`` gets `round` as it is found; ``trouble``: a write failed; ``broken``: keys of the run are missing."""
         self.board = Board(keys)
         self._desk = desk
         self._keys = keys
@@ -88,15 +72,14 @@ class Proposer:
         self._timeout_s = timeout_s
         self._fresh = fresh
         self._see = see
-        self._standing = standing
-        self._proofs = Proofs(settings.lease_ttl_s, settings.outage_limit_s)
-        self._list_every_s = min(2.0, settings.lease_ttl_s * 0.4)
+        self._trouble = trouble
+        self._broken = broken
+        self._lapses = Lapses(desk, keys, settings, self.board, standing, self._listed)
         self._lists = 0
         self._listing = False
         self._index: int | None = None  # None: not active
         self._watch: int | None = None
         self._loaded = False
-        self._is_single = self._is_new = False  # the store, as far as we know
         self._since: tuple[tuple[int, Phase], float] | None = None
         self._arrival_at = 0.0
         self._ripe: tuple[int, float] | None = None  # a decision at a revision of `round`, and when to commit it
@@ -116,12 +99,12 @@ class Proposer:
             self._rest()
         elif index is not None and was is None:
             self._list_all()
-            self._know_store()
-            self._desk.set_timer("list", self._desk.now + self._list_every_s, self._list)
+            self._lapses.know_store()
+            self._desk.set_timer("list", self._desk.now + self._lapses.every_s, self._list)
 
     def peer_gone(self) -> None:
         """A member was found gone by this agent itself."""
-        self._proofs.member_ended(self._desk.now)
+        self._lapses.proofs.member_ended(self._desk.now)
         self.consider()
 
     def trouble_known(self, number: int) -> bool:
@@ -130,7 +113,7 @@ class Proposer:
         if not self._loaded or record is None or record.number != number:
             return False
         reports = self.board.reports.get(number, {})
-        return self._proofs.knows_of_a_loss(number) or any(
+        return self._lapses.proofs.knows_of_a_loss(number) or any(
             kind not in {Kind.READY, Kind.FINISHED} for of_node in reports.values() for kind in of_node
         )
 
@@ -165,6 +148,10 @@ class Proposer:
             self._keys.root, prefix=True, from_revision=answer.revision + 1, heard=self._heard
         )
         self._see(next((kv for kv in answer.kvs if kv.key == self._keys.round), None))
+        record = self.board.round
+        if record and record.phase in {Phase.RUNNING, Phase.STOPPING} and self.board.members() is None:
+            sentence = f"The assignments of round {record.number} are missing: somebody deleted or damaged them."
+            self._broken(StoreUnreachable(sentence, "Start the run again with another --rdzv-id."))
         self.consider()
 
     def _heard(self, what: Changes | WatchLost) -> None:
@@ -183,66 +170,22 @@ class Proposer:
                 self._see(KeyValue(change.key, change.value, change.create_revision, change.mod_revision))
         self.consider()
 
-    def _know_store(self) -> None:
-        """Whether this store can end a lease before its time: several members, and one too old to know better."""
-        self._desk.ask(CountMembers(), TIMEOUT_S, self._members_counted)
-        self._desk.ask(GetVersion(), TIMEOUT_S, self._version_told)
-
-    def _members_counted(self, answer: Answer | StoreError) -> None:
-        self._is_single = isinstance(answer, MemberCount) and answer.members == 1
-
-    def _version_told(self, answer: Answer | StoreError) -> None:
-        self._is_new = isinstance(answer, ServerVersion) and checks_leader_before_revoking(answer.version)
-
-    @property
-    def _ends_no_lease_early(self) -> bool:
-        return self._is_single or self._is_new
-
     def _list(self) -> None:
         """List the registrations: the ground of proofs, and a check of what the watch told."""
         if not self.is_active:
             return
-        now, self._lists = self._desk.now, self._lists + 1
-        self._desk.set_timer("list", now + self._list_every_s, self._list)
+        self._lists += 1
+        self._desk.set_timer("list", self._desk.now + self._lapses.every_s, self._list)
         if self._lists % LIST_ALL_EVERY == 0:
             self._list_all()
-            self._know_store()
+            self._lapses.know_store()
             self._desk.ask(KeepAlive(self._run_lease), TIMEOUT_S, lambda _answer: None)
-        number = self.board.round.number if self.board.round else 0
-        self._desk.ask(
-            Range(self._keys.nodes, prefix=True, keys_only=True),
-            min(TIMEOUT_S, self._list_every_s),
-            lambda answer: self._listed(answer, now, number),
-        )
+        self._lapses.list()
 
-    def _listed(self, answer: Answer | StoreError, asked_at: float, number: int) -> None:
-        record, members = self.board.round, self.board.members()
-        if not isinstance(answer, RangeAnswer) or not self.is_active or record is None or members is None:
-            return
-        registered = {kv.key.rpartition("/")[2] for kv in answer.kvs}
-        if record.number == number and record.phase in {Phase.RUNNING, Phase.STOPPING}:
-            self._enter(number)
-            ids, promised_until = self._standing()  # a promise that was given since the list was asked for counts too
-            me = next((node_id for node_id in ids if node_id in members), None)
-            self._proofs.listed(
-                members,
-                registered,
-                me=me,
-                asked_at=asked_at,
-                promised_until=promised_until,
-                doubt_s=0.0 if self._ends_no_lease_early else self._settings.lease_ttl_s,
-            )
+    def _listed(self, registered: set[str]) -> None:
         if registered != set(self.board.nodes):
             self._list_all()
         self.consider()
-
-    def _enter(self, number: int) -> None:
-        """Bring the proofs to this round, with what its reports say."""
-        self._proofs.enter(number)
-        mine = self._standing().ids
-        for node_id, reports in self.board.reports.get(number, {}).items():
-            if node_id not in mine and reports.keys() & {Kind.STOPPED, Kind.FENCED, Kind.LOST}:
-                self._proofs.member_ended(self._desk.now)
 
     # --- deciding ------------------------------------------------------------------------------------------------
 
@@ -256,7 +199,7 @@ class Proposer:
         board.complaints.clear()
         if not self._loaded or self._committing or board.round is None or self._index is None:
             return
-        self._enter(board.round.number)
+        self._lapses.enter(board.round.number)
         sight = self._sight()
         decision = decide(sight) if sight else None
         if isinstance(decision, Decision):
@@ -292,12 +235,11 @@ class Proposer:
         return Sight(
             settings=self._settings,
             round=record,
-            revision=board.round_revision,
             members=members,
             nodes=board.nodes,
             reports=board.reports.get(record.number, {}),
             away=frozenset(node.host for node in board.nodes.values() if self._keys.away_host(node.host) in board.away),
-            fenced=frozenset(self._proofs.fenced),
+            fenced=frozenset(self._lapses.proofs.fenced),
             stop_wish=board.stop_wish,
             timeout_s=self._timeout_s,
             since=self._since[1],
@@ -327,7 +269,7 @@ class Proposer:
 
     def _reports_checked(self, answer: Answer | StoreError, number: int, revision: int) -> None:
         if not isinstance(answer, TxnAnswer) or [kv.mod_revision for kv in answer.ranges[0].kvs] != [revision]:
-            self._fail()
+            self._fail(answer)
             return
         self.board.load_reports(number, answer.ranges[1].kvs)
         sight = self._sight() if self.board.round_revision == revision else None
@@ -335,7 +277,7 @@ class Proposer:
         if isinstance(decision, Decision):
             self._carry_out(decision, revision)
         else:
-            self._fail()
+            self._fail(answer)
 
     def _carry_out(self, decision: Decision, revision: int) -> None:
         if decision.set_aside:
@@ -346,7 +288,7 @@ class Proposer:
 
     def _set_aside(self, decision: Decision, revision: int, answer: Answer | StoreError) -> None:
         if not isinstance(answer, LeaseGranted):
-            self._fail()
+            self._fail(answer)
             return
         self._write(decision, revision, (Put(self._keys.away_host(decision.set_aside), b"{}", answer.lease),))
 
@@ -391,18 +333,22 @@ class Proposer:
         if isinstance(answer, TxnAnswer) and answer.succeeded:
             self._write_next(rest, swap, revision)
         else:
-            self._fail()
+            self._fail(answer)
 
     def _swapped(self, answer: Answer | StoreError, swap: tuple[Operation, ...]) -> None:
         """Whether it landed, where there is no answer, shows in the next list: nothing is repeated blindly."""
         if not isinstance(answer, TxnAnswer) or not answer.succeeded:
-            self._fail()
+            self._fail(answer)
             return
         self._committing = False
         put = swap[0]
         assert isinstance(put, Put)
         self._see(KeyValue(put.key, put.value, 1, answer.revision, put.lease))  # the watch brings it to the board
 
-    def _fail(self) -> None:
+    def _fail(self, answer: Answer | StoreError) -> None:
         self._committing = False
-        self._list_all()
+        if isinstance(answer, StoreError):
+            self._trouble(answer)
+            self._desk.set_timer("list-again", self._desk.now + RETRY_S, self._list_all)
+        else:
+            self._list_all()

@@ -16,6 +16,12 @@ from dlaunch.outcome import ExceptionInfo, ExitStatus, Failure, FailureKind, Run
 from .values import Ending, Peer
 
 MAX_TEXT = 20_000  # characters of one text that are kept: a traceback fits, a core dump does not
+MOST_ELDERS = 8
+MOST_PASSED = 32
+MOST_MARKS = 10
+MAX_NAME = 500
+MOST_WORKERS = 1 << 20  # on a node, and of a job
+LAST_ROUND = 1 << 31
 MAX_LINES = 40  # of a traceback's frames or a failed worker's last output
 _E = TypeVar("_E", bound=Enum)
 
@@ -144,10 +150,11 @@ class RoundRecord(NamedTuple):
     restarts: int = 0  # of the whole job so far
     nonce: str = ""  # of the assignments that count; of the proposal, where there are none
     elders: tuple[str, ...] = ()  # the members that came first, up to eight: they propose
+    passed: tuple[str, ...] = ()  # nodes that were registered when it began to run, and did not get ready
     expected: int = 0  # while forming: nodes that are known to come
     delay_s: float = 0.0  # while forming: the backoff before the round may run
     restart_ages_s: tuple[float, ...] = ()  # how long ago each restart was, when this was written
-    marks: tuple[str, ...] = ()  # of the last failures, to tell a mistake in the script from a fault
+    marks: tuple[str, ...] = ()  # at most ten, of the last failures, to tell a mistake in the script from a fault
     streak_host: str = ""  # the host that the last failures came from
     streak: int = 0  # and how many
     ending: Ending | None = None  # of CLOSED
@@ -228,13 +235,14 @@ class _Fields:
     @classmethod
     def parse(cls, key: str, data: bytes) -> _Fields:
         try:
-            return cls(key, json.loads(data))
+            value = json.loads(data)
         except (ValueError, RecursionError):
             raise Malformed(key, "something else than JSON") from None
+        return cls(key, value)
 
-    def whole(self, name: str, least: int = 0) -> int:
+    def whole(self, name: str, least: int = 0, most: int = (1 << 63) - 1) -> int:
         value = self._value.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 63:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise self._wrong(name)
         return value
 
@@ -249,6 +257,19 @@ class _Fields:
         if not isinstance(value, str) or len(value) > MAX_TEXT or not (value or empty):
             raise self._wrong(name)
         return value
+
+    def name(self, name: str, *, empty: bool = False) -> str:
+        """A text that may stand in a key, a variable or a sentence."""
+        value = self.text(name, empty=empty)
+        if not _is_name(value):
+            raise self._wrong(name)
+        return value
+
+    def names(self, name: str, most: int) -> tuple[str, ...]:
+        values = self.texts(name, most)
+        if not all(map(_is_name, values)):
+            raise self._wrong(name)
+        return values
 
     def truth(self, name: str) -> bool:
         value = self._value.get(name)
@@ -291,7 +312,7 @@ class _Fields:
         return tuple(self._peer(name, item) for item in self.items(name, 1_000_000))
 
     def _peer(self, name: str, value: object) -> Peer:
-        if not isinstance(value, list) or len(value) != 2 or not all(isinstance(part, str) for part in value):
+        if not isinstance(value, list) or len(value) != 2 or not all(map(_is_name, value)):
             raise self._wrong(name)
         return Peer(*value)
 
@@ -300,6 +321,10 @@ class _Fields:
 
     def objects(self, name: str, most: int) -> list[_Fields]:
         return [_Fields(self._key, item) for item in self.items(name, most)]
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_NAME and (not value or value.isprintable())
 
 
 def read_spec(key: str, data: bytes) -> SpecRecord:
@@ -323,7 +348,7 @@ def read_spec(key: str, data: bytes) -> SpecRecord:
         max_node_failures=inner.whole("max_node_failures", 1) if inner.has("max_node_failures") else None,
         cool_down_s=inner.number("cool_down_s"),
     )
-    return SpecRecord(settings, fields.text("token", empty=False), fields.whole("lease"))
+    return SpecRecord(settings, fields.name("token"), fields.whole("lease", 1))
 
 
 def read_node(key: str, data: bytes) -> NodeRecord:
@@ -331,11 +356,11 @@ def read_node(key: str, data: bytes) -> NodeRecord:
     fields = _Fields.parse(key, data)
     return NodeRecord(
         node_id=key.rpartition("/")[2],
-        address=fields.text("address", empty=False),
-        host=fields.text("host"),
-        boot_id=fields.text("boot_id"),
-        local_world_size=fields.whole("local_world_size", 1),
-        role=fields.text("role"),
+        address=fields.name("address"),
+        host=fields.name("host"),
+        boot_id=fields.name("boot_id", empty=True),
+        local_world_size=fields.whole("local_world_size", 1, MOST_WORKERS),
+        role=fields.name("role", empty=True),
         node_rank=fields.whole("node_rank") if fields.has("node_rank") else None,
     )
 
@@ -343,24 +368,31 @@ def read_node(key: str, data: bytes) -> NodeRecord:
 def read_assign(key: str, data: bytes) -> AssignRecord:
     """An assignment, or Malformed."""
     fields = _Fields.parse(key, data)
-    return AssignRecord(
+    record = AssignRecord(
         node_id=key.rpartition("/")[2],
-        host=fields.text("host"),
-        address=fields.text("address", empty=False),
-        group_rank=fields.whole("group_rank"),
-        group_world_size=fields.whole("group_world_size", 1),
-        base_rank=fields.whole("base_rank"),
-        world_size=fields.whole("world_size", 1),
-        local_world_size=fields.whole("local_world_size", 1),
-        role_base_rank=fields.whole("role_base_rank"),
-        role_world_size=fields.whole("role_world_size", 1),
-        meeting_address=fields.text("meeting_address", empty=False),
-        meeting_port=fields.whole("meeting_port", 1),
+        host=fields.name("host"),
+        address=fields.name("address"),
+        group_rank=fields.whole("group_rank", most=MOST_WORKERS),
+        group_world_size=fields.whole("group_world_size", 1, MOST_WORKERS),
+        base_rank=fields.whole("base_rank", most=MOST_WORKERS),
+        world_size=fields.whole("world_size", 1, MOST_WORKERS),
+        local_world_size=fields.whole("local_world_size", 1, MOST_WORKERS),
+        role_base_rank=fields.whole("role_base_rank", most=MOST_WORKERS),
+        role_world_size=fields.whole("role_world_size", 1, MOST_WORKERS),
+        meeting_address=fields.name("meeting_address"),
+        meeting_port=fields.whole("meeting_port", 1, 65535),
         meeting_served=fields.truth("meeting_served"),
         successor=fields.peer("successor") if fields.has("successor") else None,
         first=fields.peer("first"),
         members=fields.peers("members"),
     )
+    if record.group_rank >= record.group_world_size:
+        raise Malformed(key, "a group rank beyond its world")
+    if record.base_rank + record.local_world_size > record.world_size:
+        raise Malformed(key, "ranks beyond their world")
+    if record.role_base_rank + record.local_world_size > record.role_world_size:
+        raise Malformed(key, "role ranks beyond their world")
+    return record
 
 
 def read_report(key: str, data: bytes, revision: int) -> ReportRecord:
@@ -368,16 +400,16 @@ def read_report(key: str, data: bytes, revision: int) -> ReportRecord:
     *_, number, node_id, kind = key.split("/")
     fields = _Fields.parse(key, data)
     try:
-        numbered, known = int(number), Kind(kind)
+        known = Kind(kind)
     except ValueError:
         raise Malformed(key, "no report that we know of") from None
     return ReportRecord(
-        number=numbered,
+        number=int(number),
         node_id=node_id,
         kind=known,
         revision=revision,
-        meeting_address=fields.text("meeting_address"),
-        meeting_port=fields.whole("meeting_port"),
+        meeting_address=fields.name("meeting_address", empty=True),
+        meeting_port=fields.whole("meeting_port", most=65535),
         meeting_served=fields.truth("meeting_served"),
         failure=_read_failure(fields.within("failure")) if fields.has("failure") else None,
         reason=fields.text("reason"),
@@ -389,17 +421,18 @@ def read_round(key: str, data: bytes) -> RoundRecord:
     fields = _Fields.parse(key, data)
     phase = fields.choice("phase", Phase)
     return RoundRecord(
-        number=fields.whole("number", 1),
+        number=fields.whole("number", 1, LAST_ROUND),
         phase=phase,
         reason=fields.text("reason"),
         restarts=fields.whole("restarts"),
-        nonce=fields.text("nonce"),
-        elders=fields.texts("elders", 8),
+        nonce=fields.name("nonce", empty=True),
+        elders=fields.names("elders", MOST_ELDERS),
+        passed=fields.names("passed", MOST_PASSED),
         expected=fields.whole("expected"),
         delay_s=fields.number("delay_s"),
         restart_ages_s=fields.numbers("restart_ages_s", 100_000),
-        marks=fields.texts("marks", 100),
-        streak_host=fields.text("streak_host"),
+        marks=fields.texts("marks", MOST_MARKS),
+        streak_host=fields.name("streak_host", empty=True),
         streak=fields.whole("streak"),
         ending=_read_ending(fields.within("ending")) if phase is Phase.CLOSED else None,
     )
@@ -408,7 +441,7 @@ def read_round(key: str, data: bytes) -> RoundRecord:
 def _read_ending(fields: _Fields) -> Ending:
     return Ending(
         state=fields.choice("state", RunState),
-        exit_code=fields.whole("exit_code"),
+        exit_code=fields.whole("exit_code", most=255),
         reason=fields.text("reason"),
         restarts_used=fields.whole("restarts_used"),
         failure=_read_failure(fields.within("failure")) if fields.has("failure") else None,

@@ -102,6 +102,12 @@ class RevokeLease(NamedTuple):
     lease: int
 
 
+class LookAtLease(NamedTuple):
+    """Whether a lease exists, without renewing it. Answered by LeaseAlive."""
+
+    lease: int
+
+
 class GetVersion(NamedTuple):
     """The version of the server that answers."""
 
@@ -110,7 +116,7 @@ class CountMembers(NamedTuple):
     """How many servers the store is made of."""
 
 
-Request = Range | Txn | GrantLease | KeepAlive | RevokeLease | GetVersion | CountMembers
+Request = Range | Txn | GrantLease | KeepAlive | RevokeLease | LookAtLease | GetVersion | CountMembers
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
@@ -141,7 +147,7 @@ class LeaseGranted(NamedTuple):
 
 
 class LeaseAlive(NamedTuple):
-    """The answer to a renewal; ``ttl_s`` 0: there is no such lease (any more)."""
+    """The answer to a renewal, or a look; ``ttl_s`` 0: there is no such lease (any more)."""
 
     revision: int
     ttl_s: int

@@ -274,9 +274,7 @@ SCENARIOS: dict[str, Scenario] = {
     "a report of a round that is over": Scenario(
         "it must not count", _snag("report/1", '"failure":{', Snag.LATE, 8.0), _FAILED
     ),
-    "an ambiguous registration": Scenario(
-        "its answer is lost", _snag("nodes/", "", Snag.ANSWER_LOST), End(3, 1, ("joins", "failed"))
-    ),
+    "an ambiguous registration": Scenario("its answer is lost", _snag("nodes/", "", Snag.ANSWER_LOST), _FAILED),
     "assignments whose writer dies": Scenario(
         "they count only once `round` names them", _snag("assign/", "", Snag.DIES_AFTER, 0.5), End(2, 0, ("",))
     ),

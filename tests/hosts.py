@@ -79,10 +79,10 @@ class Hosts:
                 self._ip(here, "neigh", "replace", self[there].address, *_to(NOBODY), "nud", "permanent")
 
     def mend(self, one: str, *others: str) -> None:
-        """Undo a cut."""
+        """Undo a cut, if there is one."""
         for other in others:
             for here, there in ((one, other), (other, one)):
-                self._ip(here, "neigh", "del", self[there].address, "dev", INTERFACE)
+                self._ip(here, "neigh", "flush", "to", self[there].address, "dev", INTERFACE, "nud", "permanent")
 
     def unplug(self, name: str) -> None:
         """Pull a host's cable."""

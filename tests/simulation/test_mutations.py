@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from dlaunch.rendezvous import decide
+from dlaunch.rendezvous.member import Member
 from dlaunch.rendezvous.proofs import Proofs
 from dlaunch.simulation.invariants import Violation
 from dlaunch.simulation.node import Agent
 from dlaunch.simulation.plan import draw_plan
 from dlaunch.simulation.run import shrink, simulate
+from dlaunch.simulation.scenario import SCENARIOS
 from dlaunch.simulation.starter import Starter
 
-SEEDS = 400  # the slowest of these is found after some 140
+SEEDS = 300  # the slowest of these is found after some 60
 
 
 def first_found(rules: Collection[str]) -> tuple[int, Violation]:
@@ -44,8 +46,37 @@ def test_a_round_that_does_not_wait_for_the_last_one_to_stop_is_found(monkeypatc
 
 def test_a_starter_that_keeps_no_deadline_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Starter, "look_at_deadline", lambda self: None)
-    monkeypatch.setattr(Starter, "is_past_deadline", lambda self: False)
-    first_found({"2 barrier", "2 one world at a time", "proofs", "promises"})
+    story = SCENARIOS["a kill that is late because the agent is frozen"]
+    found = simulate(story.plan).violation
+    assert found is not None
+    assert found.rule == "2 barrier"
+
+
+@pytest.mark.parametrize(
+    ("part", "broken"),
+    [
+        ("_promise_s", "the wait for promises of old"),
+        ("_limit", "the wait of those that promised nothing"),
+    ],
+)
+def test_waits_that_are_left_out_are_found(part: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Proofs.listed
+
+    def impatient(self: Proofs, *seen: Any, **known: Any) -> None:
+        monkeypatch.setattr(self, part, 0.0)
+        listed(self, *seen, **known)
+
+    monkeypatch.setattr(Proofs, "listed", impatient)
+    found = {violation.rule for s in SCENARIOS.values() if (violation := simulate(s.plan).violation) is not None}
+    assert found & {"2 barrier", "promises"}, f"{broken}: {found}"
+
+
+def test_a_promise_that_is_given_after_a_failure_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "_simply_runs", lambda self: self._my_assign() is not None)
+    story = SCENARIOS["no promise is given by a member that has failed"]
+    found = simulate(story.plan).violation
+    assert found is not None
+    assert found.rule == "2 barrier"
 
 
 def test_an_address_that_refuses_before_all_workers_are_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

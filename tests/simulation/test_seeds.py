@@ -41,4 +41,4 @@ def test_the_command_tells_of_its_seeds(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["--seed", "3", "--count", "2"]) == 0
     assert "2 seeds" in capsys.readouterr().out
     assert main(["--seed", "3", "--story"]) == 0
-    assert "rank 0 of round 1 starts" in capsys.readouterr().out
+    assert "round 1 is running" in capsys.readouterr().out

@@ -189,6 +189,46 @@ def test_half_precision_sums_do_not_overflow(world_of: WorldOf) -> None:
     world_of(2).run(half_sums)
 
 
+class Viewed(nn.Module):
+    """Its output is a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        result: Tensor = self.down(torch.tanh(self.up(hidden)))
+        return result.view(-1, 2, 3)
+
+
+def changed_in_place(rank: int) -> None:
+    results = []
+    for sharded in (False, True):
+        torch.manual_seed(0)
+        blocks = nn.ModuleList([Viewed(), Viewed()])
+        model = fully_shard_all(blocks) if sharded else list(blocks)
+        hidden = torch.ones(4, 6)
+        for block in model:
+            hidden = block(hidden)
+            hidden += 1
+            hidden = hidden.reshape(-1, 6)
+        torch.autograd.backward(hidden.square().sum())
+        results.append([parameter.grad for parameter in blocks.parameters()])
+    for ours, theirs in zip(*reversed(results), strict=True):
+        assert ours is not None
+        assert theirs is not None
+        begin, end = rows_of_rank(theirs, rank)
+        assert torch.equal(ours, theirs[begin:end])
+
+
+def fully_shard_all(blocks: nn.ModuleList) -> list[nn.Module]:
+    return [fully_shard(block, transport="torch", reshard_after_forward=True) for block in blocks]
+
+
+def test_an_output_that_is_a_view_may_be_changed_in_place(world_of: WorldOf) -> None:
+    world_of(2).run(changed_in_place)
+
+
 def offloaded(rank: int, transport: str) -> None:
     plain, model = net(), shard_blocks(net(), transport=transport, offload_policy=CPUOffloadPolicy())
     expected = train_alone(plain, OPTIMIZERS["adam"](plain.parameters()), 2, steps=10)

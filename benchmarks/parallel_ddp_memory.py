@@ -9,6 +9,7 @@ is counted once. It is sampled all the time, and the largest sample of rank 0 is
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import tempfile
 import threading
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     arguments = parser.parse_args()
+    multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "parallel_ddp"])
     print(f"{arguments.model}, {arguments.world_size} ranks: peak of rank 0")
     for name in arguments.contestants:
         with tempfile.TemporaryDirectory() as directory:
@@ -78,7 +80,7 @@ def main() -> None:
                 work,
                 args=(arguments.world_size, f"{directory}/store", name, arguments.model, arguments.steps),
                 nprocs=arguments.world_size,
-                start_method="spawn",
+                start_method="forkserver",  # torch is imported once, and its pages count a part for each process
             )
 
 

@@ -215,7 +215,8 @@ def _while_stopping(sight: Sight) -> Decision | LookAgain | None:
         return _close_interrupted(sight)
     lost = [record.host for member, record in sight.members.items() if not _said_so_itself(sight, member)]
     if lost:
-        return _form(sight, f"node {', '.join(sorted(set(lost))[:3])} was lost")
+        told = any(sight.round.reason.startswith(f"node {host} was lost") for host in lost)
+        return _form(sight, sight.round.reason if told else f"node {', '.join(sorted(set(lost))[:3])} was lost")
     failure = _root_cause(sight)
     if failure is None:
         return _form(sight, sight.round.reason)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from dlaunch.agent.events import Begin, SignalArrived
 from dlaunch.outcome import ExitStatus
 from dlaunch.rendezvous.keys import Keys
+from dlaunch.rendezvous.lapses import checks_leader_before_revoking
 from dlaunch.rendezvous.records import read_round
 from dlaunch.rendezvous.store import Change, Put, Request, Txn
 from dlaunch.rendezvous.values import Ending
@@ -81,6 +82,7 @@ class Cluster:
         self.weather = plan.weather
         self.keys = Keys.of("/dlaunch", RUN_ID)
         self.etcd = Etcd(self.scheduler, self.dice, plan.weather, self.story)
+        self.etcd.keys.version, self.etcd.keys.members = plan.etcd
         self.network = Network(self.scheduler, self.dice, plan.weather, self.story)
         self.job = Job(self.scheduler, self.dice, plan.weather, self.network, plan.needed_s)
         self.invariants = Invariants(self.keys, plan.settings.lease_ttl_s)
@@ -409,8 +411,11 @@ class Cluster:
             self.etcd.start(leases)
 
     def _leader_changes(self, host: Host, fault: Fault) -> None:
-        if self.etcd.up:
-            self.etcd.change_leader(min(fault.for_s, 3.0))
+        if self.etcd.up and self.etcd.keys.members > 1:
+            gap_s = min(fault.for_s, 3.0)
+            self.etcd.change_leader(gap_s)
+            if fault.hard and not checks_leader_before_revoking(self.etcd.keys.version):
+                self.scheduler.after(gap_s + 0.1, self.etcd.end_leases_early, self.keys.nodes)
 
     def _compaction(self, host: Host, fault: Fault) -> None:
         self.etcd.compact()

@@ -13,6 +13,8 @@ from dlaunch.rendezvous.store import (
     Changes,
     GrantLease,
     LeaseGranted,
+    Range,
+    RangeAnswer,
     Request,
     RevokeLease,
     StoreError,
@@ -165,6 +167,16 @@ class Etcd:
         self.story.tell("etcd", f"loses its leader for {gap_s:.2f} s")
         self._writable_at = self.scheduler.now + gap_s
         self.scheduler.after(gap_s, self._renew_all)
+
+    def end_leases_early(self, prefix: str) -> None:
+        """A leader that was deposed ends leases that were renewed with its successor (etcd issue 15247), of these keys."""
+        found = self.keys.apply(Range(prefix, prefix=True), self.scheduler.now)
+        assert isinstance(found, RangeAnswer)
+        for kv in found.kvs:
+            if kv.lease and self.up and self.dice.random() < 0.5:
+                self.story.tell("etcd", f"a deposed leader ends the lease of {kv.key} before its time")
+                self.keys.apply(RevokeLease(kv.lease), self.scheduler.now)
+                self._publish()
 
     def compact(self) -> None:
         """Forget the past."""

@@ -30,6 +30,7 @@ class Plan(NamedTuple):
     weather: Weather = FAIR
     faults: tuple[Fault, ...] = ()
     traps: tuple[Trap, ...] = ()
+    etcd: tuple[str, int] = ("3.6.0", 1)  # its version, and how many members it has
     needed_s: float = 10.0  # of training with a whole world
     heals_at: float = 0.0  # from then on nothing is wrong any more
     timeout_s: float = 600.0  # --rdzv-timeout
@@ -71,7 +72,8 @@ def draw_plan(seed: int, agents: int = 5) -> Plan:
     for _ in range(outages):
         faults += draw_outage(dice, hosts=count, from_s=from_s, to_s=heals_at, lease_s=lease_s)
     traps = draw_traps(dice, lease_s=lease_s)
-    return Plan(seed, hosts, settings, draw_weather(dice), faults, traps, needed_s, heals_at)
+    etcd = dice.choice((("3.6.0", 1), ("3.5.21", 3), ("3.4.23", 3), ("3.4.23", 1)))
+    return Plan(seed, hosts, settings, draw_weather(dice), faults, traps, etcd, needed_s, heals_at)
 
 
 def draw_crowd(seed: int, agents: int) -> Plan:

@@ -179,10 +179,10 @@ def _optimizer_state(made: Callable[[Optimizer], dict[str, Any]]) -> Callable[[O
         forms = {number: _form_of(parameter) for number, parameter in held.items()}
         if all(form is StateForm.ROWS for form in forms.values()):
             return state
-        states = {
-            number: _each_rows(values, held[number], forms[number]) if number in held else values
-            for number, values in sorted(state["state"].items())
-        }
+        states = dict(state["state"])
+        for number in sorted(held):  # whole ones are put together by all ranks: in the same order
+            if number in states:
+                states[number] = _each_rows(states[number], held[number], forms[number])
         return {**state, "state": states}
 
     return state_dict

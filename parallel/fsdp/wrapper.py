@@ -166,7 +166,7 @@ class FullyShardedDataParallel(nn.Module):
         yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
     def state_dict(  # type: ignore[override]
-        self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False, rank0_only: bool = False
+        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False, rank0_only: bool = False
     ) -> dict[str, Any]:
         """Under the plain module's names; all ranks call this together.
 

@@ -74,6 +74,8 @@ def put_in_place(way: Way = Way.DDP) -> None:
 
 
 def _put_fsdp_in_place() -> None:
+    if not sys.modules["torch"].distributed.is_available():
+        return  # nothing that a script could shard with
     # torch's distributed checkpoint keeps torch's class: for models that are not of it, it takes the general way.
     importlib.import_module("torch.distributed.checkpoint.state_dict")
     for module in ("torch.distributed.fsdp", _COMPOSABLE[0]):

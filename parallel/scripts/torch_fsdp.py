@@ -7,6 +7,7 @@ and its ``get_model_state_dict`` understand. So has what is here, for models and
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 class FullyShardedDataParallel(_Wrapper):
     """Our wrapper; optimizers' own state dicts hold DTensors, as torch's distributed checkpoint expects."""
 
+    @wraps(_Wrapper.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _show_dtensors(self.module)

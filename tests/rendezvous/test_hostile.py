@@ -1,4 +1,4 @@
-"""Whatever somebody writes or deletes under a run's keys: a sentence, or no effect. Never an exception, never two worlds.
+"""Whatever somebody writes or deletes under a run's keys: a sentence, or no effect; no exception, and no two worlds.
 
 `World` asserts the last two at every step; it encodes every request for etcd too, which takes no key that is not text.
 """

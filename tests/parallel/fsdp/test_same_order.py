@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -60,7 +61,8 @@ def test_ranks_that_part_are_told_what_each_runs(world_of: WorldOf, orders: Sequ
 
 
 @pytest.mark.parametrize(
-    ("transport", "the_other"), [("torch", "the gather of unit layers.b failed"), ("shared_memory", "rank 1 gave up")]
+    ("transport", "the_other"),
+    [("torch", r"the gather of unit layers\.c failed"), ("shared_memory", "rank 1 (gave up|did not come)")],
 )
 def test_a_rank_that_strays_alone_says_so_when_the_time_is_up(
     world_of: WorldOf, transport: str, the_other: str
@@ -68,4 +70,4 @@ def test_a_rank_that_strays_alone_says_so_when_the_time_is_up(
     orders = [("abc", "abc"), ("abc", "acb")]
     with pytest.raises(RankFailed, match=r"Rank 1 runs the unit layers\.c where it ran another one") as raised:
         world_of(2).run(run_orders, orders, transport, 4)
-    assert the_other in str(raised.value)
+    assert re.search(the_other, str(raised.value))

@@ -275,7 +275,7 @@ class NodeMachine(Machine):
     def _finish_interrupted(self, now: float) -> Finish:
         if self._interrupted_by is None:
             self._interrupted_by = signal.SIGTERM
-        return Finish(self._of_many(super()._finish_interrupted(now).outcome))
+        return super()._finish_interrupted(now)  # of this node's own workers: the run goes on elsewhere
 
     def _of_many(self, outcome: Outcome) -> Outcome:
         return outcome._replace(world_size=self._world_size or outcome.world_size)

@@ -86,7 +86,8 @@ def _failure(outcome: Outcome, kind: ProgramKind, width: int) -> Iterator[Line]:
     yield from _block("others", _others(outcome.attempts[-1]), room)
     yield from _block("attempts", _wrapped(_attempts(outcome), room), room)
     yield from _block("output", _last_output(cause), room, style="quiet")
-    yield from _block("log", [printable(cause.log_file)] if cause.log_file else [], room=None)
+    elsewhere = "" if cause.node == outcome.node else f" on {printable(cause.node)}"
+    yield from _block("log", [printable(cause.log_file) + elsewhere] if cause.log_file else [], room=None)
     yield from _block("hint", _wrapped(hint(cause, kind), room), room)
 
 

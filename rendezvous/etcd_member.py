@@ -114,6 +114,7 @@ class Member:
         self._looked_at = 0.0
         self._seen: Fault | None = None  # by the last look
         self._probe: asyncio.Task[bool] | None = None
+        self._is_closed = False
 
     def _open(self) -> Any:
         if self._tls is None:
@@ -124,6 +125,7 @@ class Member:
 
     async def close(self) -> None:
         """Let go of the connection."""
+        self._is_closed = True
         for task in (self._follower, self._look, self._probe, self._doubt):
             if task is not None:
                 task.cancel()
@@ -236,13 +238,14 @@ class Member:
 
         Behind a name or a balancer there may be others, and gRPC would hold on to a dead connection for 7 s.
         """
-        if self._doubt is None or self._doubt.done():
+        if not self._is_closed and (self._doubt is None or self._doubt.done()):
             self._doubt = self._loop.create_task(self._reconnect_unless_alive())
 
     async def _reconnect_unless_alive(self) -> None:
         connection = self.connection
-        if not await self.is_alive():
-            self.reconnect(connection)
+        with contextlib.suppress(grpc.aio.UsageError):  # closed meanwhile: what was asked cannot be sent any more
+            if not await self.is_alive() and not self._is_closed:
+                self.reconnect(connection)
 
     def reconnect(self, connection: int) -> None:
         """Give up a connection, by its number: what is under way on it fails."""

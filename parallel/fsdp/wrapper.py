@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from dlaunch.errors import UsageError
 
+from ..agreement import largest
 from .clip import clip_grad_norm_
 from .fully_shard import FSDPModule, fully_shard, run_of, unit_of
 from .materialize import materialize
@@ -302,14 +303,16 @@ class FullyShardedDataParallel(nn.Module):
         """What ``optim.load_state_dict`` takes, from what `optim_state_dict` gave; each rank has all of it.
 
         Raises:
-            UsageError: this rank was given nothing (``rank0_only``), or a named optimizer.
+            UsageError: this rank was given nothing and another was (``rank0_only``), or a named optimizer.
         """
         if is_named_optimizer:
             raise refused("optim_state_dict_to_load(is_named_optimizer=True)")
-        if not optim_state_dict.get("state") and _settings_of(model).optimizer_rank0_only:
-            raise UsageError(
-                "this rank was given no optimizer state.", "Load the file on every rank: each keeps only its rows."
-            )
+        if _settings_of(model).optimizer_rank0_only:
+            given = bool(optim_state_dict.get("state"))
+            if largest([int(given)], run_of(model).units[-1].group) != [int(given)]:
+                raise UsageError(
+                    "this rank was given no optimizer state.", "Load the file on every rank: each keeps only its rows."
+                )
         state = optimizer_state_to_load(model, optim, optim_state_dict)
         if load_directly:
             optim.load_state_dict(state)

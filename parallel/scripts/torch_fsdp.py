@@ -30,7 +30,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 class FullyShardedDataParallel(_Wrapper):
     """Our wrapper; optimizers' own state dicts hold DTensors, as torch's distributed checkpoint expects."""
 
-    @wraps(_Wrapper.__init__)
+    @wraps(_Wrapper.__init__)  # type: ignore[misc]  # the same arguments, for those who look
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _show_dtensors(self.module)

@@ -197,7 +197,7 @@ def test_a_signal_makes_the_node_leave_with_its_workers_stopped_first() -> None:
     story.exited(1, TERMINATED)
     assert told(story.step(Swept())) == [TellStopped(1, None), LeaveRun("it was sent SIGTERM")]
     story.step(HasLeft())
-    assert (story.outcome.state, story.outcome.exit_code, story.outcome.world_size) == (RunState.INTERRUPTED, 143, 4)
+    assert (story.outcome.state, story.outcome.exit_code, story.outcome.world_size) == (RunState.INTERRUPTED, 143, 2)
 
 
 def test_a_second_signal_does_not_wait_for_the_store() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import (
     CPUOffload,
+    FullOptimStateDictConfig,
     FullStateDictConfig,
     MixedPrecision,
     ShardedStateDictConfig,
@@ -156,9 +157,23 @@ def state_types(rank: int) -> None:
         model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(rank0_only=True, offload_to_cpu=True)
     ):
         assert bool(model.state_dict()) == (rank == 0)
+    refuses_nothing(model, optimizer, rank)
     assert FullyShardedDataParallel.get_state_dict_type(model).state_dict_type is StateDictType.SHARDED_STATE_DICT
     goes_on_from(whole, moments, model, optimizer, rank)
     goes_on_from(parts, part_moments, model, optimizer, rank)
+
+
+def refuses_nothing(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """Optimizer state that was made on rank 0 alone must be given to all."""
+    with FullyShardedDataParallel.state_dict_type(
+        model, StateDictType.FULL_STATE_DICT, None, FullOptimStateDictConfig(rank0_only=True)
+    ):
+        moments = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+        if rank == 0:
+            FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, moments)
+        else:
+            with pytest.raises(UsageError, match="this rank was given no optimizer state"):
+                FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, moments)
 
 
 def goes_on_from(state: Any, moments: Any, model: Any, optimizer: Any, rank: int) -> None:

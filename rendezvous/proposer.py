@@ -41,6 +41,7 @@ PROPOSERS = 3
 STAGGER_S = 0.03  # the i-th proposer acts i times this later
 TIMEOUT_S = 2.0
 RETRY_S = 0.2
+CONSIDER_S = FOLD_S / 2
 WAITING_S = 3.0  # a round that forms for longer is told of
 PIECE = 100  # assignments in one transaction
 _LEAVES_ROUND = {Phase.FORMING, Phase.CLOSED}
@@ -84,6 +85,7 @@ class Proposer:
         self._arrival_at = 0.0
         self._ripe: tuple[int, float] | None = None  # a decision at a revision of `round`, and when to commit it
         self._committing = False
+        self._considers_soon = False
         self._said_of = 0  # the last round whose forming was told of
         self._complained: set[str] = set()
 
@@ -121,7 +123,8 @@ class Proposer:
         self._desk.unwatch(self._watch)
         self._watch = None
         self._loaded = False
-        for name in ("list", "decide", "list-again", "waiting"):
+        self._considers_soon = False
+        for name in ("list", "decide", "list-again", "waiting", "consider"):
             self._desk.cancel_timer(name)
 
     # --- seeing --------------------------------------------------------------------------------------------------
@@ -168,7 +171,9 @@ class Proposer:
                 self._arrival_at = self._desk.now
             elif change.key == self._keys.round:
                 self._see(KeyValue(change.key, change.value, change.create_revision, change.mod_revision))
-        self.consider()
+        if not self._considers_soon:
+            self._considers_soon = True  # a thousand reports come one by one, and each look is at all of them
+            self._desk.set_timer("consider", self._desk.now + CONSIDER_S, self.consider)
 
     def _list(self) -> None:
         """List the registrations: the ground of proofs, and a check of what the watch told."""
@@ -192,6 +197,7 @@ class Proposer:
     def consider(self) -> None:
         """Look whether anything is to be decided, and commit it when its time has come."""
         desk, board = self._desk, self.board
+        self._considers_soon = False
         for complaint in board.complaints:
             if complaint not in self._complained and len(self._complained) < 20:
                 self._complained.add(complaint)
@@ -238,7 +244,7 @@ class Proposer:
             members=members,
             nodes=board.nodes,
             reports=board.reports.get(record.number, {}),
-            away=frozenset(node.host for node in board.nodes.values() if self._keys.away_host(node.host) in board.away),
+            away=self._away_hosts(),
             fenced=frozenset(self._lapses.proofs.fenced),
             stop_wish=board.stop_wish,
             timeout_s=self._timeout_s,
@@ -247,10 +253,15 @@ class Proposer:
             now=now,
         )
 
+    def _away_hosts(self) -> frozenset[str]:
+        away = self.board.away
+        nodes = self.board.nodes.values() if away else ()
+        return frozenset(node.host for node in nodes if self._keys.away_host(node.host) in away)
+
     def _commit_when_ripe(self, decision: Decision, index: int) -> None:
         now, revision = self._desk.now, self.board.round_revision
         if self._ripe is None or self._ripe[0] != revision:
-            self._ripe = (revision, now + FOLD_S + index * STAGGER_S)
+            self._ripe = (revision, now + FOLD_S / 2 + index * STAGGER_S)
         if now < self._ripe[1]:
             self._desk.set_timer("decide", self._ripe[1], self.consider)
             return

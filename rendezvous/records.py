@@ -205,19 +205,22 @@ def _failure_fields(failure: Failure | None) -> dict[str, Any] | None:
     if failure is None:
         return None
     exception = failure.exception
-    return failure._asdict() | {
+    return _cut(failure._asdict()) | {
         "kind": failure.kind.value,
         "status": failure.status and failure.status._asdict(),
-        "detail": failure.detail[:MAX_TEXT],
         "last_output": [line[:MAX_TEXT] for line in failure.last_output[-MAX_LINES:]],
         "exception": exception
         and {
             "type": exception.type[:MAX_TEXT],
             "message": exception.message[:MAX_TEXT],
-            "frames": [frame._asdict() for frame in exception.frames[-MAX_LINES:]],
+            "frames": [_cut(frame._asdict()) for frame in exception.frames[-MAX_LINES:]],
             "traceback": exception.traceback[-MAX_TEXT:],
         },
     }
+
+
+def _cut(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in fields.items()}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ class Etcd:
         self.scheduler.after(gap_s, self._renew_all)
 
     def end_leases_early(self, prefix: str) -> None:
-        """A leader that was deposed ends leases that were renewed with its successor (etcd issue 15247), of these keys."""
+        """A deposed leader ends leases that were renewed with its successor: etcd issue 15247."""
         found = self.keys.apply(Range(prefix, prefix=True), self.scheduler.now)
         assert isinstance(found, RangeAnswer)
         for kv in found.kvs:

@@ -72,8 +72,9 @@ def draw_plan(seed: int, agents: int = 5) -> Plan:
     for _ in range(outages):
         faults += draw_outage(dice, hosts=count, from_s=from_s, to_s=heals_at, lease_s=lease_s)
     traps = draw_traps(dice, lease_s=lease_s)
+    weather = draw_weather(dice)
     etcd = dice.choice((("3.6.0", 1), ("3.5.21", 3), ("3.4.23", 3), ("3.4.23", 1)))
-    return Plan(seed, hosts, settings, draw_weather(dice), faults, traps, etcd, needed_s, heals_at)
+    return Plan(seed, hosts, settings, weather, faults, traps, etcd, needed_s, heals_at)
 
 
 def draw_crowd(seed: int, agents: int) -> Plan:

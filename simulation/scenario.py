@@ -223,7 +223,14 @@ SCENARIOS: dict[str, Scenario] = {
         End(2, 1, ("",)),
     ),
     "the leader changes": Scenario(
-        "no writes for 1.5 s", _plan(Fault(5.0, Kind.LEADER_CHANGES, for_s=1.5), needed_s=20.0), End()
+        "no writes for 1.5 s",
+        _plan(Fault(5.0, Kind.LEADER_CHANGES, for_s=1.5), needed_s=20.0)._replace(etcd=("3.5.21", 3)),
+        End(),
+    ),
+    "a deposed leader ends leases early": Scenario(
+        "an old etcd: the leases of healthy nodes are gone, and they register again, their workers running on",
+        _plan(Fault(5.0, Kind.LEADER_CHANGES, for_s=1.0, hard=True), needed_s=20.0)._replace(etcd=("3.4.23", 3)),
+        End(),
     ),
     "compaction while an agent is away": Scenario(
         "its watch is lost; it lists anew",

@@ -331,7 +331,8 @@ def main() -> int:
         cases = cases_of(options_for(size))
         began = time.monotonic()
         world = World(size, collective_timeout_s=_PATIENCE_S)
-        for case in cases:
+        for number, case in enumerate(cases):
+            print(f"{size} ranks, case {number + 1} of {len(cases)}", end="\r", file=sys.stderr, flush=True)
             try:
                 answers = world.run(failures_of, size, case, arguments.steps, timeout_s=_PATIENCE_S)
                 said = [answer for answer in answers if answer]

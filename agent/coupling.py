@@ -81,8 +81,8 @@ class Coupling:
         match effect:
             case effects.RunRound(assignment):
                 queue.append(RoundStarts(assignment))
-            case effects.StopRound(number, reason, by_deadline):
-                queue.append(RoundStops(number, reason, by_deadline))
+            case effects.StopRound(number, reason, by_deadline, is_ours):
+                queue.append(RoundStops(number, reason, by_deadline, is_ours))
             case effects.EndRun(ending):
                 queue.append(RunEnds(ending))
             case effects.Refuse(error):

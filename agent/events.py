@@ -106,6 +106,7 @@ class RoundStops(NamedTuple):
     round: int
     reason: str
     by_deadline: bool = False  # the starter is killing them
+    is_ours: bool = False  # the reason is a failure of one of them
 
 
 class RunEnds(NamedTuple):

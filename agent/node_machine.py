@@ -23,6 +23,7 @@ from .actions import (
     KillWorkers,
     LeaveRun,
     SetTimer,
+    SignalWorkers,
     SpawnGroup,
     TellFailed,
     TellFinished,
@@ -146,7 +147,16 @@ class NodeMachine(Machine):
         return [*actions, *self._kill_by_deadline(now)] if event.by_deadline and self._living() else actions
 
     def _round_stops_while_stopping(self, event: RoundStops, now: float) -> Iterable[Action]:
-        return self._kill_by_deadline(now) if event.by_deadline else []
+        if event.by_deadline:
+            return self._kill_by_deadline(now)
+        return [] if event.is_ours else self._hurry_victims(now)
+
+    def _hurry_victims(self, now: float) -> list[Action]:
+        """The failure that counts is elsewhere: how a failing worker of ours would have ended is of no interest."""
+        victims = tuple(n for n in self._living() if self._workers[n].told_to_stop_at is None)
+        for local_rank in victims:
+            self._workers[local_rank].told_to_stop_at = now
+        return [SignalWorkers(signal.SIGTERM, victims)] if victims else []
 
     def _kill_by_deadline(self, now: float) -> list[Action]:
         """The starter does this by itself; one that is stopped or hangs is destroyed."""

@@ -34,6 +34,7 @@ from nodes_scene import (
     Life,
     Node,
     NodesJob,
+    NoHosts,
     NotInTime,
     children,
     now,
@@ -348,4 +349,7 @@ def _one(lives: list[Life], fraction: float) -> Life | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (NoHosts, FileNotFoundError) as reason:
+        sys.exit(f"chaos_nodes.py: {reason}")

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from nodes_cases import CASES, Case
-from nodes_scene import Arm, NotInTime, Scene, Stage
+from nodes_scene import Arm, NoHosts, NotInTime, Scene, Stage
 from process_tree import adopt_orphans
 
 RESULTS = Path(__file__).resolve().parent.parent / "bench-results"
@@ -181,4 +181,7 @@ def _write(document: dict[str, Any]) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (NoHosts, FileNotFoundError) as reason:
+        sys.exit(f"faults.py: {reason}")

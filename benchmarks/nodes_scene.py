@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # for tests/, whose real hosts and real etcd these are
 
-from tests.hosts import INTERFACE, HostedEtcd, Hosts  # noqa: E402
+from tests.hosts import INTERFACE, HostedEtcd, Hosts, NoHosts  # noqa: E402
 from tests.nodes_job import DLAUNCH, Life, Node, NodesJob, NotInTime, children, now, overlaps  # noqa: E402
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "HostedEtcd",
     "Hosts",
     "Life",
+    "NoHosts",
     "Node",
     "NodesJob",
     "NotInTime",

@@ -146,13 +146,13 @@ def _while_running(sight: Sight) -> Decision | LookAgain | None:
         return _close(sight, RunState.SUCCEEDED, ExitCode.OK, "all workers succeeded", None)
     if sight.stop_wish is not None:
         return _stopping(sight, sight.stop_wish)
-    if reason := _trouble(sight):
-        return _stopping(sight, reason)
+    if trouble := _trouble(sight):
+        return _stopping(sight, *trouble)
     return _grow(sight)
 
 
-def _trouble(sight: Sight) -> str:
-    """Why a round that runs has to stop; empty: it has not."""
+def _trouble(sight: Sight) -> tuple[str, str] | None:
+    """Why a round that runs has to stop, and the node whose failure it is (empty: nobody's); None: it has not."""
     events = [
         report
         for member in sight.members
@@ -162,10 +162,10 @@ def _trouble(sight: Sight) -> str:
     ]
     if events:
         first = min(events, key=lambda report: report.revision)
-        return _in_words(sight, first)
+        return _in_words(sight, first), first.node_id if first.kind is Kind.FAILED else ""
     if lapsed := sorted(member for member in sight.fenced if member in sight.members and not _ended(sight, member)):
-        return f"node {sight.members[lapsed[0]].host} was lost: it renewed its lease no more"
-    return ""
+        return f"node {sight.members[lapsed[0]].host} was lost: it renewed its lease no more", ""
+    return None
 
 
 def _in_words(sight: Sight, report: ReportRecord) -> str:
@@ -201,8 +201,9 @@ def _grow(sight: Sight) -> Decision | LookAgain | None:
     return _stopping(sight, f"node {', '.join(sorted(hosts)[:3])} joins")
 
 
-def _stopping(sight: Sight, reason: str) -> Decision:
-    return Decision(sight.round._replace(phase=Phase.STOPPING, reason=reason, restart_ages_s=_aged(sight)))
+def _stopping(sight: Sight, reason: str, culprit: str = "") -> Decision:
+    record = sight.round._replace(phase=Phase.STOPPING, reason=reason, culprit=culprit, restart_ages_s=_aged(sight))
+    return Decision(record)
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------
@@ -314,6 +315,7 @@ def _form(sight: Sight, reason: str) -> Decision:
         phase=Phase.FORMING,
         reason=reason,
         nonce="",
+        culprit="",
         elders=(),
         passed=(),
         expected=staying,

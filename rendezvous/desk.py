@@ -9,6 +9,9 @@ from .effects import Ask, CancelTimer, Effect, SetTimer, Unwatch, WatchKeys
 from .events import Answered, TimerFired, WatchHeard
 from .store import Answer, Changes, RangeAnswer, Request, StoreError, TxnAnswer, WatchLost
 
+RETRY_S = 0.2
+LONGEST_PAUSE_S = 2.0
+
 Then = Callable[["Answer | StoreError"], None]
 Heard = Callable[["Changes | WatchLost"], None]
 
@@ -26,6 +29,7 @@ class Desk:
         self._watches: dict[int, Heard] = {}
         self._timers: dict[str, Callable[[], None]] = {}
         self._revision = 0
+        self._tries: dict[str, int] = {}
 
     def take_effects(self) -> list[Effect]:
         """What is to be done, in order; once."""
@@ -73,6 +77,7 @@ class Desk:
             return
         if not isinstance(event.answer, StoreError):
             self.answered_at = self.now
+            self._tries.clear()
         if isinstance(event.answer, RangeAnswer | TxnAnswer):  # the others tell where one server stands
             if event.answer.revision < known:  # a linearizable store never shows less than it has shown
                 self.went_back = (known, event.answer.revision)
@@ -90,6 +95,12 @@ class Desk:
         else:
             self._revision = max(self._revision, event.what.revision)
         heard(event.what)
+
+    def retry(self, name: str, then: Callable[[], None]) -> None:
+        """Call ``then`` after a pause that grows until the store answers again: it may be starved as it is."""
+        tries = self._tries.get(name, 0)
+        self._tries[name] = tries + 1
+        self.set_timer(name, self.now + min(RETRY_S * 2**tries, LONGEST_PAUSE_S), then)
 
     def fired(self, event: TimerFired) -> None:
         """A timer has run out."""

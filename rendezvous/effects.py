@@ -104,6 +104,7 @@ class StopRound(NamedTuple):
     round: int
     reason: str
     by_deadline: bool = False  # they are being killed by their starter: no grace
+    is_ours: bool = False  # the reason is a failure of one of them
 
 
 class Say(NamedTuple):

@@ -17,6 +17,7 @@ from .store import (
     LeaseGranted,
     Put,
     Range,
+    RevokeLease,
     StoreError,
     Target,
     Trouble,
@@ -25,7 +26,6 @@ from .store import (
 )
 
 TIMEOUT_S = 2.0
-RETRY_S = 0.2
 RUN_LEASE_S = 3600  # how long a run is remembered after its last agent is gone
 
 Joined = Callable[[SpecRecord, "KeyValue | None", int], None]
@@ -62,7 +62,7 @@ class Joining:
         self._read()
 
     def _read(self) -> None:
-        request = Txn((), (Range(self._keys.spec), Range(self._keys.round)))
+        request = Txn((), _both(self._keys))
         self._desk.ask(request, TIMEOUT_S, self._has_read)
 
     def _has_read(self, answer: Answer | StoreError) -> None:
@@ -97,7 +97,7 @@ class Joining:
         if error.is_lasting or self._desk.now - self._began_at >= self._connect_s:
             self._refuse(StoreUnreachable(error.sentence, "See --rdzv-endpoint."))
         else:
-            self._desk.set_timer("join", self._desk.now + RETRY_S, self._read)
+            self._desk.retry("join", self._read)
 
     def _create(self) -> None:
         if self._lease:
@@ -118,7 +118,8 @@ class Joining:
         first = RoundRecord(1, Phase.FORMING, "the run begins")
         request = Txn(
             compares=tuple(Compare(key, Target.CREATE_REVISION, 0) for key in (keys.spec, keys.round)),
-            success=(Put(keys.spec, write_spec(spec), lease), Put(keys.round, write_round(first), lease)),
+            success=(Put(keys.spec, write_spec(spec), lease), Put(keys.round, write_round(first), lease), *_both(keys)),
+            failure=_both(keys),
         )
         self._desk.ask(request, TIMEOUT_S, self._written)
 
@@ -127,8 +128,17 @@ class Joining:
             if answer.trouble is Trouble.NO_LEASE:
                 self._lease = 0
             self._retry(answer)
+        elif isinstance(answer, TxnAnswer):  # ours, or another's: what is there counts
+            if not answer.succeeded:
+                self._desk.ask(RevokeLease(self._lease), TIMEOUT_S, lambda _answer: None)
+                self._lease = 0
+            self._has_read(answer)
         else:
-            self._read()  # ours, or another's: what is there counts
+            self._read()
+
+
+def _both(keys: Keys) -> tuple[Range, Range]:
+    return Range(keys.spec), Range(keys.round)
 
 
 def not_ours(problem: Malformed) -> StoreUnreachable:

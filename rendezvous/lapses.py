@@ -116,6 +116,7 @@ class Lapses:
             registered,
             me=next((node_id for node_id in ids if node_id in members), None),
             asked_at=asked_at,
+            answered_at=self._desk.now,
             promised_until=promised_until,
             doubts_s={member: 0.0 if sound and member in self._lapsed else self._ttl_s for member in absent},
         )

@@ -103,6 +103,7 @@ class Member:
         # this node's workers
         self._running = 0  # the round of the workers that live here; 0: none
         self._stopping = False  # they are being stopped
+        self._told_to_stop = 0  # the last round whose workers we had stopped because of `round`
         self._dead = 0  # the highest round whose workers stopped here
         self._finished = 0
         self._in_trouble = 0  # the round in which a worker of ours failed
@@ -224,7 +225,7 @@ class Member:
         if self._outbox.is_empty:
             self._desk.ask(Range(self._keys.round), TIMEOUT_S, self._come_back)
         else:  # what happened under the old id is told first: its peers may take its end for a loss
-            self._desk.set_timer("register", self._desk.now + RETRY_S, self.lost)
+            self._desk.retry("register", self.lost)
 
     def _come_back(self, answer: Answer | StoreError) -> None:
         registration = self._registration
@@ -233,7 +234,7 @@ class Member:
         if isinstance(answer, RangeAnswer):
             registration.take_new_id(answer.revision)
         else:
-            self._desk.set_timer("register", self._desk.now + RETRY_S, self.lost)
+            self._desk.retry("register", self.lost)
             self._check_outage()
 
     def overdue(self) -> None:
@@ -334,6 +335,11 @@ class Member:
     def _round_seen(self) -> RoundSeen:
         return RoundSeen(self._round.number if self._round else 0, self._round_revision)
 
+    @property
+    def round_number(self) -> int:
+        """Of `round` as it was last seen."""
+        return self._round.number if self._round else 0
+
     def see(self, kv: KeyValue | None) -> None:
         """`round` as it stands, or stood: an older one than is known changes nothing. None: there is none."""
         if self._over:
@@ -381,7 +387,7 @@ class Member:
             return
         stops = record.phase in {Phase.STOPPING, Phase.CLOSED}
         if self._running and (record.number > self._running or (record.number == self._running and stops)):
-            self._stop_workers(record.reason)
+            self._stop_workers(record)
             return
         match record.phase:
             case Phase.CLOSED:
@@ -444,7 +450,7 @@ class Member:
         if not self._round or self._round.nonce != nonce:
             return
         if not isinstance(answer, TxnAnswer):
-            self._desk.set_timer("assign", self._desk.now + RETRY_S, self._follow_round)
+            self._desk.retry("assign", self._follow_round)
             return
         found = [kv for answered in answer.ranges for kv in answered.kvs]
         try:
@@ -519,10 +525,12 @@ class Member:
         self._desk.emit(FollowPeer(assign.successor))
         self._desk.emit(RunRound(as_assignment(assign, record.number, record.restarts)))
 
-    def _stop_workers(self, reason: str) -> None:
-        if not self._stopping:
-            self._stopping = True
-            self._desk.emit(StopRound(self._running, reason))
+    def _stop_workers(self, record: RoundRecord) -> None:
+        self._stopping = True
+        if self._told_to_stop != self._running:
+            self._told_to_stop = self._running
+            is_ours = record.number == self._running and record.culprit == self._member_id()
+            self._desk.emit(StopRound(self._running, record.reason, is_ours=is_ours))
 
     def _workers_failed(self, number: int, failure: Failure) -> None:
         if number == self._running:

@@ -13,7 +13,6 @@ from .records import ReportRecord, write_report
 from .store import Answer, Compare, KeyValue, Put, Range, StoreError, Target, Trouble, Txn, TxnAnswer
 
 TIMEOUT_S = 2.0
-RETRY_S = 0.2
 
 
 class RoundSeen(NamedTuple):
@@ -94,13 +93,17 @@ class Outbox:
             if answer.trouble is Trouble.TOO_LARGE and report.failure and report in self._waiting:
                 self._waiting[self._waiting.index(report)] = report._replace(failure=_bare(report.failure))
         if not isinstance(answer, TxnAnswer):
-            self._desk.set_timer("reports", self._desk.now + RETRY_S, self.send)
+            self._desk.retry("reports", self.send)
             return
         if not answer.succeeded:
             there, written = answer.ranges
+            before = self._seen()
             self._see(there.kvs[0] if there.kvs else None)
-            if not written.kvs:
+            if not written.kvs and self._seen() != before:
                 self.send()  # the round had moved, or is another one now
+                return
+            if not written.kvs:  # it cannot be read, or is not there
+                self._desk.retry("reports", self.send)
                 return
         if report in self._waiting:
             self._waiting.remove(report)

@@ -47,11 +47,13 @@ class Proofs:
         *,
         me: str | None,
         asked_at: float,
+        answered_at: float,
         promised_until: float,
         doubts_s: Mapping[str, float] | None = None,
     ) -> None:
-        """A list of all registrations, asked for at ``asked_at``; ``me`` is our own id among the members, if any.
+        """A list of all registrations, made at some moment from ``asked_at`` to ``answered_at``.
 
+        ``me`` is our own id among the members, if any.
         ``promised_until``: our own promise as it stands when the answer comes. The store may have made the list at any
         moment in between, so no promise may have been running, or given, in all that time. ``doubts_s``: for
         how long a node's own deadline may still hold when its lease is found absent; 0 unless it is given.
@@ -63,7 +65,7 @@ class Proofs:
             if member in registered:
                 self._absent_since.pop(member, None)
             else:
-                self._absent_since.setdefault(member, asked_at)
+                self._absent_since.setdefault(member, answered_at)
         none_is_left = not any(member in registered for member in members)
         for member, since in self._absent_since.items():
             by_member = me is not None and asked_at >= promised_until

@@ -40,7 +40,6 @@ from .store import (
 PROPOSERS = 3
 STAGGER_S = 0.03  # the i-th proposer acts i times this later
 TIMEOUT_S = 2.0
-RETRY_S = 0.2
 CONSIDER_S = FOLD_S / 2
 WAITING_S = 3.0  # a round that forms for longer is told of
 PIECE = 100  # assignments in one transaction
@@ -139,7 +138,7 @@ class Proposer:
         if not self.is_active:
             return
         if not isinstance(answer, RangeAnswer):
-            self._desk.set_timer("list-again", self._desk.now + RETRY_S, self._list_all)
+            self._desk.retry("list-again", self._list_all)
             return
         before = set(self.board.nodes)
         self.board.load(answer.kvs)
@@ -166,7 +165,8 @@ class Proposer:
             self.board.apply(change)
             if change.value is None:
                 if change.key.startswith(self._keys.nodes):
-                    self._list()  # a lapse, or a leave: only a list can prove the first
+                    # a lapse, or a leave: only a list can prove the first
+                    self._desk.set_timer("list", self._desk.now + CONSIDER_S, self._list)
             elif change.key.startswith((self._keys.nodes, self._keys.every_report)):
                 self._arrival_at = self._desk.now
             elif change.key == self._keys.round:
@@ -360,6 +360,6 @@ class Proposer:
         self._committing = False
         if isinstance(answer, StoreError):
             self._trouble(answer)
-            self._desk.set_timer("list-again", self._desk.now + RETRY_S, self._list_all)
+            self._desk.retry("list-again", self._list_all)
         else:
             self._list_all()

@@ -147,6 +147,7 @@ class RoundRecord(NamedTuple):
     number: int
     phase: Phase
     reason: str
+    culprit: str = ""  # while stopping: the node whose failure is the reason, if one is
     restarts: int = 0  # of the whole job so far
     nonce: str = ""  # of the assignments that count; of the proposal, where there are none
     elders: tuple[str, ...] = ()  # the members that came first, up to eight: they propose
@@ -427,6 +428,7 @@ def read_round(key: str, data: bytes) -> RoundRecord:
         number=fields.whole("number", 1, LAST_ROUND),
         phase=phase,
         reason=fields.text("reason"),
+        culprit=fields.name("culprit", empty=True),
         restarts=fields.whole("restarts"),
         nonce=fields.name("nonce", empty=True),
         elders=fields.names("elders", MOST_ELDERS),

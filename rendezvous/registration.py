@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from .desk import Desk
 from .effects import SetDeadline
 from .keys import Keys, new_node_id
-from .records import NodeRecord, write_node
+from .records import Kind, NodeRecord, write_node
 from .store import (
     Answer,
     Compare,
@@ -33,7 +33,6 @@ from .store import (
 )
 
 TIMEOUT_S = 2.0
-RETRY_S = 0.2
 OLD_IDS = 3  # that are remembered: one of them may be a member of the round
 
 
@@ -57,6 +56,10 @@ class Owner(Protocol):
 
     @property
     def round_revision(self) -> int:
+        """Of `round` as it was last seen."""
+
+    @property
+    def round_number(self) -> int:
         """Of `round` as it was last seen."""
 
     def see(self, kv: KeyValue | None) -> None:
@@ -147,6 +150,8 @@ class Registration:
         compares = [Compare(key, Target.CREATE_REVISION, 0)]
         if self._owner.runs_unbroken:  # the same id again: only if the round stands as it did
             compares.append(Compare(self._keys.round, Target.MOD_REVISION, self._owner.round_revision))
+            told = self._keys.report(self._owner.round_number, node_id, Kind.STOPPED.value)
+            compares.append(Compare(told, Target.CREATE_REVISION, 0))  # and they have not stopped meanwhile
         request = Txn(
             tuple(compares),
             (Put(key, write_node(record), lease),),
@@ -179,7 +184,7 @@ class Registration:
 
     def _later(self) -> None:
         self.is_under_way = False
-        self._desk.set_timer("register", self._desk.now + RETRY_S, self._owner.lost)
+        self._desk.retry("register", self._owner.lost)
 
     def _is_spent(self, node_id: str) -> bool:
         """Whether an id was registered before, and its workers have not run without a break since."""

@@ -118,7 +118,7 @@ SCENARIOS: dict[str, Scenario] = {
         _plan(
             _B_CUT_OFF._replace(host=A, for_s=_ALWAYS),
             _B_CUT_OFF._replace(for_s=_ALWAYS),
-            Fault(13.0, Kind.WORKER_FAILS, C, hard=True),
+            Fault(18.0, Kind.WORKER_FAILS, C, hard=True),
             hosts=4,
             most=3,
             needed_s=30.0,

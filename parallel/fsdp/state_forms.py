@@ -47,7 +47,8 @@ def watch_state_dict(unit: Unit) -> None:
     module = unit.module
     module.register_state_dict_pre_hook(_Settle(unit))  # type: ignore[no-untyped-call]
     module._register_state_dict_hook(_Show(unit))  # type: ignore[no-untyped-call]
-    module.register_load_state_dict_pre_hook(_Cut(unit))  # type: ignore[no-untyped-call]
+    # torch before 2.5 has the public name not yet.
+    module._register_load_state_dict_pre_hook(_Cut(unit), with_module=True)  # type: ignore[no-untyped-call]
     module.register_load_state_dict_post_hook(_Follow(unit))  # type: ignore[no-untyped-call]
 
 

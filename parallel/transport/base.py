@@ -10,10 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
-from ..collective_error import CollectiveError
 from .give_up import GiveUpMarks, WatchedWork
-
-CollectiveFailed = CollectiveError  # the older name
 
 
 class Pending(Protocol):

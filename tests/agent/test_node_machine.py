@@ -156,6 +156,18 @@ def test_a_round_that_stops_before_the_moment_is_over_has_no_failure_of_ours_tol
     assert [type(action) for action in told(story.step(Swept()))] == [TellStopped]
 
 
+def test_a_victim_is_not_waited_for_once_the_round_stops_for_another_nodes_failure() -> None:
+    story = Story().running()
+    story.step(WorkerFailing(1))
+    assert SignalWorkers(signal.SIGTERM, (1,)) in story.step(RoundStops(1, "rank 0 on a failed"))
+
+
+def test_the_culprit_ends_by_itself_with_its_own_exit_code() -> None:
+    story = Story().running()
+    story.step(WorkerFailing(1))
+    assert story.step(RoundStops(1, "rank 3 on b failed", is_ours=True)) == []
+
+
 def test_a_round_that_stops_is_nobodys_failure() -> None:
     story = Story().running()
     assert SignalWorkers(signal.SIGTERM, (0, 1)) in story.step(RoundStops(1, "node c joins"))

@@ -104,6 +104,30 @@ def test_a_rank_that_lives_and_does_not_come_is_named_when_the_groups_time_is_up
     assert late.startswith("PeerLost: ") and "rank 0 gave up" in late
 
 
+def wait_for_one_that_gave_up(rank: int) -> tuple[str, float]:
+    model = DistributedDataParallel(layers(), transport="torch")
+    outputs = model(torch.ones(1, 6))
+    if rank == 1:
+        model.reducer.give_up()  # it lives, and its connections stay open
+        return "", 0.0
+    began = time.monotonic()
+    try:
+        torch.autograd.backward(outputs.sum())
+    except PeerLost as error:
+        return str(error), time.monotonic() - began
+    return "", 0.0
+
+
+def test_over_gloo_a_rank_that_gave_up_is_not_waited_for() -> None:
+    world = World(2, collective_timeout_s=60)
+    try:
+        (message, waited_s), _ = world.run(wait_for_one_that_gave_up)
+    finally:
+        world.close()
+    assert "Rank 0 could not reduce bucket 0" in message and "rank 1 gave up" in message
+    assert waited_s < 30
+
+
 MISTAKES: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (ValueError, "device_ids can only be None or contain a single element", {"device_ids": [0, 1]}),
     (ValueError, "only work with single-device/multiple-device GPU modules", {"device_ids": [0]}),

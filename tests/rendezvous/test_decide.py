@@ -383,5 +383,7 @@ def test_every_decision_moves_the_round_forward() -> None:
 
 def test_decisions_are_the_same_whatever_the_order_of_what_is_seen() -> None:
     seen = forming(*map(ready, "abcde"), nodes="edcba")
-    other = seen._replace(nodes={name: node(name) for name in "abcde"}, reports=dict(reversed(seen.reports.items())))
+    other = seen._replace(
+        nodes={name: node(name) for name in "abcde"}, reports=dict(reversed(list(seen.reports.items())))
+    )
     assert decide(seen) == decide(other)

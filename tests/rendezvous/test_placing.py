@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlaunch.rendezvous.placing import as_assignment, assign, in_rank_order
@@ -30,6 +30,7 @@ def test_a_wish_is_granted_where_the_place_is_free() -> None:
     assert ordered(7, None, 0) == "cab"  # there is no such place
 
 
+@settings(max_examples=40, deadline=None)
 @given(WISHES)
 def test_every_node_has_one_place_and_a_free_wish_is_granted(wishes: list[int | None]) -> None:
     nodes = [node(name, node_rank=wish) for name, wish in zip("abcdefgh", wishes, strict=False)]
@@ -45,6 +46,7 @@ def placed(sizes: list[tuple[int, str]]) -> list[NodeRecord]:
     return [node(name, local_world_size=size, role=role) for name, (size, role) in zip("abcdefgh", sizes, strict=False)]
 
 
+@settings(max_examples=40, deadline=None)
 @given(SIZES)
 def test_ranks_are_contiguous_on_a_node_and_every_one_is_there_once(sizes: list[tuple[int, str]]) -> None:
     nodes = placed(sizes)
@@ -62,6 +64,7 @@ def test_ranks_are_contiguous_on_a_node_and_every_one_is_there_once(sizes: list[
         assert {one.role_world_size for one in of_role} == {len(in_role)}
 
 
+@settings(max_examples=40, deadline=None)
 @given(SIZES)
 def test_each_follows_the_next_and_all_meet_at_the_first(sizes: list[tuple[int, str]]) -> None:
     nodes = placed(sizes)

@@ -129,7 +129,7 @@ ANYTHING = st.recursive(
 
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.binary(max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_bytes_are_malformed(name: str, data: bytes) -> None:
     with pytest.raises(Malformed):
         READERS[name](data)
@@ -143,7 +143,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_stands_in_a_field_it_is_taken_or_malformed(name: str, data: st.DataObject) -> None:
     document = json.loads(WRITTEN[name][0])
     path = data.draw(st.sampled_from(_paths(document)[1:]))
@@ -220,7 +220,6 @@ def test_a_failure_with_endless_texts_is_cut_to_what_a_store_takes_and_a_reader_
     assert len(read.last_output) == len(read.exception.frames) == MAX_LINES
 
 
-@pytest.mark.xfail(strict=True, reason="the texts of a frame are not cut")
 def test_a_source_line_without_end_does_not_make_a_failure_unreadable() -> None:
     frame = TracebackFrame("train.py", 1, "f", "x" * (MAX_TEXT + 1))
     told = FAILURE._replace(exception=ExceptionInfo("E", "m", (frame,)))

@@ -7,7 +7,7 @@ import pytest
 from dlaunch.simulation.plan import draw_crowd, draw_plan
 from dlaunch.simulation.run import main, simulate
 
-FAILED_ONCE = (2239,)  # seeds that broke a rule at some time; a changed drawing of plans makes them other runs
+FAILED_ONCE = (2239, 6498)  # seeds that broke a rule at some time; a changed drawing of plans makes them other runs
 
 
 @pytest.mark.parametrize("first", range(1, 151, 15))

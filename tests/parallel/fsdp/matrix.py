@@ -159,13 +159,14 @@ def alone(
 ) -> tuple[list[list[float]], dict[str, Tensor]]:
     """What all ranks do, done by one process without any of our code: losses of each rank, and the parameters."""
     model = net(**GRAPHS[graph]).to(types.kept)
+    worker = copy.deepcopy(model).to(types.computed)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     losses: list[list[float]] = [[] for _ in range(size)]
     for step in _micro_batches(accumulate, size, steps):
         copies = [[] for _ in range(size)]  # type: list[list[dict[str, Tensor]]]
         for tokens, targets in step:
             for rank in range(size):
-                copies[rank].append(_gradients(model, types, tokens[rank::size], targets[rank::size], losses[rank]))
+                copies[rank].append(_gradients(model, worker, tokens[rank::size], targets[rank::size], losses[rank]))
         optimizer.zero_grad()
         for name, parameter in model.named_parameters():
             parameter.grad = _average([[part.get(name) for part in parts] for parts in copies], accumulate, types)
@@ -175,9 +176,12 @@ def alone(
     return losses, dict(model.state_dict())
 
 
-def _gradients(model: Net, types: Types, tokens: Tensor, targets: Tensor, losses: list[float]) -> dict[str, Tensor]:
-    worker = copy.deepcopy(model).to(types.computed)
+def _gradients(model: Net, worker: Net, tokens: Tensor, targets: Tensor, losses: list[float]) -> dict[str, Tensor]:
+    """Of the model's values in the worker's type."""
     worker.zero_grad()
+    with torch.no_grad():
+        for its, value in zip(worker.parameters(), model.parameters(), strict=True):
+            its.copy_(value)
     loss = functional.cross_entropy(worker(tokens), targets)
     torch.autograd.backward(loss)
     losses.append(loss.item())

@@ -53,7 +53,7 @@ def test_each_kind_of_graph_gives_the_same_bits(world_of: WorldOf, transport: st
 
 def test_each_pair_of_precision_offload_accumulation_and_units_gives_the_same_bits(world_of: WorldOf) -> None:
     cases = cases_of({name: OPTIONS[name] for name in ("narrow", "offload", "accumulate", "units")})
-    world_of(2).run(compare_many, 2, cases, STEPS)
+    world_of(2).run(compare_many, 2, cases, STEPS // 2)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from dlaunch.parallel.fsdp.wrap_policies import repeated_blocks
 from dlaunch.parallel.scripts.prepare import prepare
 
 from ..fsdp.fsdp_models import OPTIMIZERS, Block, Net, assert_same, net, train, train_alone
-from ..programs import run_ranks
 from ..worlds import WorldOf
 
 
@@ -109,16 +107,14 @@ def test_what_cannot_be_sharded_is_refused_in_one_sentence(world_of: WorldOf) ->
     world_of(2).run(launched, refuses)
 
 
-def test_without_a_launcher_nothing_is_done(tmp_path: Path) -> None:
-    script = """
-import torch
-from dlaunch.parallel.scripts.prepare import prepare
-model = torch.nn.Linear(3, 1)
-assert prepare(model, way="fsdp") is model and type(model) is torch.nn.Linear
-print("untouched")
-"""
-    (alone,) = run_ranks(script, tmp_path, launched=False)
-    assert alone.stdout == "untouched\n", alone.stderr
+def test_without_a_launcher_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("DLAUNCH_PARALLEL", "fsdp")
+    model = net()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    assert prepare(model, optimizer) == (model, optimizer)
+    assert type(model) is Net
+    assert not dist.is_initialized()
 
 
 def names_of(root: nn.Module, min_numel: int) -> list[str]:
@@ -138,7 +134,7 @@ def test_blocks_are_repeated_items_of_containers_outermost_first() -> None:
     assert names_of(net(), 10_000) == []
     assert names_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), 1) == ["0", "2"]
     assert names_of(Pair(), 1) == ["layers.a", "layers.b"]  # not the two that the module itself may use as it likes
-    assert names_of(nn.Transformer(8, 2, 2, 2, 8), 1) == [
+    assert names_of(nn.Transformer(8, 2, 2, 2, 8, batch_first=True), 1) == [
         f"{half}.layers.{n}" for half in ("encoder", "decoder") for n in (0, 1)
     ]
 

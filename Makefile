@@ -60,7 +60,7 @@ bench-faults: $(READY)  ## from each fault of a node, of etcd or of the network 
 	$(BIN)/python benchmarks/faults.py $(ARGS)
 
 bench-agents: $(READY)  ## a thousand agents on one real etcd: time to form a round, reads and writes of each
-	$(BIN)/python benchmarks/thousand_agents.py $(ARGS)
+	$(BIN)/python -m benchmarks.thousand_agents $(ARGS)
 
 docs: $(READY)  ## write the generated parts of the docs anew (the tests fail when they are stale)
 	$(BIN)/python docs/generate.py

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from nodes_cases import CASES, Case
-from nodes_scene import Arm, NoHosts, NotInTime, Scene, Stage
+from nodes_scene import Arm, NoHosts, NotInTime, Scene, Stage, now
 from process_tree import adopt_orphans
 
 RESULTS = Path(__file__).resolve().parent.parent / "bench-results"
@@ -101,6 +101,8 @@ def _try(stage: Stage, case: Case, arm: Arm) -> Trial:
             scene.finish()
     except NotInTime as problem:
         scene.wrong.append(str(problem).partition("\n")[0])
+        if orphans := [life for life in scene.world_now() if life.steps and now() - life.steps[-1][0] < 1.0]:
+            scene.notes.append(f"{len(orphans)} old workers train on, whoever looks after them")
     finally:
         scene.judge()
         story = scene.job.story()

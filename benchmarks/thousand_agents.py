@@ -408,7 +408,12 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A thousand agents against one real etcd.")
     parser.add_argument("--agents", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--runs", type=int, default=3, help=f"of fewer than {BUDGET_AGENTS} agents; the median counts")
-    parser.add_argument("--connections", type=int, default=16, help="to etcd, which the agents share")
+    parser.add_argument(
+        "--connections",
+        type=int,
+        default=16,
+        help="stores that the agents share",
+    )
     parser.add_argument("--profile", help="a file for cProfile's statistics of the agents' thread")
     parser.add_argument("--json", help="a file for the figures")
     return parser.parse_args()

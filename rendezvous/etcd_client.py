@@ -23,7 +23,19 @@ from .etcd_faults import Fault, Help, error_of
 from .etcd_member import GivenUp, Member, Metadata, RpcError, fault_of_error
 from .etcd_messages import Method
 from .etcd_watches import Watches
-from .store import Answer, GrantLease, LeaseRevoked, Range, Request, RevokeLease, StoreError, Trouble, Txn
+from .store import (
+    Answer,
+    GrantLease,
+    LeaseRevoked,
+    Range,
+    RangeAnswer,
+    Request,
+    RevokeLease,
+    StoreError,
+    Trouble,
+    Txn,
+    TxnAnswer,
+)
 
 PAUSE_S = (0.05, 0.2)  # after all endpoints failed, growing
 TOKEN_TRIES = 2
@@ -50,6 +62,13 @@ class Asked(NamedTuple):
     timeout_s: float
     deadline: float  # on the loop's clock
     repeatable: bool
+
+
+def _range_of(asked: Asked, wanted: Range, revision: int = 0) -> Asked:
+    """One range of a transaction, at a revision (0: the present one)."""
+    method, message = messages.encode(wanted)
+    message.revision = revision
+    return asked._replace(request=wanted, method=method, message=message)
 
 
 class Client:
@@ -110,11 +129,32 @@ class Client:
 
     async def _perform(self, asked: Asked, done: Callable[[Answer | StoreError], None]) -> None:
         try:
-            answer = await (self._repeat(asked) if asked.repeatable else self._write(asked))
+            if isinstance(asked.request, Txn) and asked.repeatable and not asked.request.compares:
+                answer = await self._snapshot(asked, asked.request)
+            else:
+                answer = await (self._repeat(asked) if asked.repeatable else self._write(asked))
         except Exception as bug:
             done(StoreError(Trouble.OTHER, f"A bug of dlaunch's etcd client: {bug!r}.", not asked.repeatable))
             raise
         done(answer)
+
+    async def _snapshot(self, asked: Asked, txn: Txn) -> Answer | StoreError:
+        """A transaction that only reads, as ranges at one revision.
+
+        Sent as a transaction it can kill etcd: before 3.5.5, one whose caller's deadline passes while it is applied
+        makes etcd panic ("unexpected error during txn", etcd issue 14110; seen with 3.5.1).
+        """
+        first, *rest = (operation for operation in txn.success if isinstance(operation, Range))
+        answer = await self._repeat(_range_of(asked, first))
+        if not isinstance(answer, RangeAnswer):
+            return answer
+        others = await asyncio.gather(*(self._repeat(_range_of(asked, one, answer.revision)) for one in rest))
+        ranges = [answer]
+        for other in others:
+            if not isinstance(other, RangeAnswer):
+                return other
+            ranges.append(other)
+        return TxnAnswer(answer.revision, True, tuple(ranges))
 
     async def _repeat(self, asked: Asked) -> Answer | StoreError:
         """Try one endpoint after the other, the next when the last failed or is silent for `try_s`."""

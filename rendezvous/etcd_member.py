@@ -46,6 +46,7 @@ LOOK_FRESH_S = 1.0
 OPTIONS = (
     # A connection whose peer is stopped or gone without a word breaks after 7 s. Faster, etcd hangs up on us:
     # its --grpc-keepalive-min-time is 5 s.
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own for each store of a process
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),

@@ -56,7 +56,7 @@ __all__ = ["Member", "MemberSettings", "NodeInfo"]
 TIMEOUT_S = 2.0  # of one request
 RETRY_S = 0.2
 LOOK_S = 2.0  # how often every agent looks whether it has to propose
-FIRST_NODES = 12  # registrations that a look shows, beside the elders
+FIRST_NODES = 16  # registrations that a look shows, the oldest first: the elders are among them
 FENCE_S = 0.1  # from a peer's refusal to the proof: workers that lost every parent at once are being killed
 SPARE_S = 2.0  # a node that is not taken in by then is told so
 LEAVE_S = 3.0  # how long a leave may take to be written
@@ -470,29 +470,27 @@ class Member:
     def _look(self) -> None:
         """Look whether it is our turn to propose, and whether a watch has missed anything."""
         self._desk.set_timer("look", self._desk.now + LOOK_S, self._look)
-        elders = self._round.elders if self._round else ()
         request = Txn(
             (),
             (
                 Range(self._keys.round),
                 Range(self._keys.nodes, prefix=True, limit=FIRST_NODES, keys_only=True),
-                Range(self._keys.away_host(self._node.host), keys_only=True),
                 Range(self._keys.node(self.node_id), keys_only=True),
-                *(Range(self._keys.node(elder), keys_only=True) for elder in elders),
+                *(() if self._running else (Range(self._keys.away_host(self._node.host), keys_only=True),)),
             ),
         )
         asked_as = self.node_id if self._registration.is_valid else ""
-        self._desk.ask(request, TIMEOUT_S, lambda answer: self._looked(answer, elders, asked_as))
+        self._desk.ask(request, TIMEOUT_S, lambda answer: self._looked(answer, asked_as))
 
-    def _looked(self, answer: Answer | StoreError, elders: tuple[str, ...], asked_as: str) -> None:
+    def _looked(self, answer: Answer | StoreError, asked_as: str) -> None:
         if not isinstance(answer, TxnAnswer):
             self._check_outage()
             return
-        current, first, away, mine, *found = answer.ranges
+        current, first, mine, *away = answer.ranges
         self.see(current.kvs[0] if current.kvs else None)
         if self._over or self._proposer is None:
             return
-        if away.kvs:
+        if away and away[0].kvs:
             self._say(
                 f"this node ({self._node.host}) was set aside, because its workers failed again and again while "
                 f"others' did not: it waits for up to {self._run.cool_down_s:g} s (--max-node-failures)"
@@ -503,7 +501,7 @@ class Member:
             self._registration.is_valid = False  # deleted by hand: its lease goes on, but nobody sees us any more
             self.lost()
         oldest = [node_id for kv in first.kvs if (node_id := self._keys.node_of(kv.key))]
-        present = [elder for elder, there in zip(elders, found, strict=True) if there.kvs]
+        present = [elder for elder in self._round.elders if elder in oldest] if self._round else []
         self._proposer.be(self._turn(present, oldest) if self._registration.is_valid else None)
 
     def _turn(self, elders: list[str], oldest: list[str]) -> int | None:

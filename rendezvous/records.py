@@ -390,6 +390,8 @@ def read_assign(key: str, data: bytes) -> AssignRecord:
         first=fields.peer("first"),
         members=fields.peers("members"),
     )
+    if fields.name("node_id") != record.node_id:
+        raise Malformed(key, "the assignment of another node")
     if record.group_rank >= record.group_world_size:
         raise Malformed(key, "a group rank beyond its world")
     if record.base_rank + record.local_world_size > record.world_size:

@@ -497,7 +497,7 @@ class Reducer:
             return
         transport = self.choose_transport()
         # Hooks reduce by collectives of their own, and may resize a buffer: plain memory is best for them.
-        source = transport if self.comm_hook is None else TorchTransport(self._group)
+        source = transport if self.comm_hook is None else TorchTransport(self._group, on_cpus=False)
         try:
             flats = source.allocate([self._spec(members) for members in self.layout])
         except RuntimeError as error:

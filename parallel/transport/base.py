@@ -41,14 +41,25 @@ class Transport(Protocol):
         """Give back what the transport holds. Buffers that it allocated stay valid."""
 
 
+def is_gloo_on_cpus(group: dist.ProcessGroup) -> bool:
+    """Whether gloo moves the group's tensors on CPUs; a group made without a backend's name has one for each device."""
+    by_device = dict(part.split(":") for part in str(dist.get_backend_config(group)).split(","))
+    return by_device.get("cpu") == "gloo"
+
+
 class TorchTransport:
-    """The process group's own all_reduce (gloo, NCCL, ...)."""
+    """The process group's own all_reduce (gloo, NCCL, ...).
+
+    Args:
+        group: the ranks.
+        on_cpus: whether all tensors are on CPUs: only there waiting may be cut into pieces.
+    """
 
     name = "torch"
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, on_cpus: bool = True) -> None:
         self._group = group
-        self._marks = GiveUpMarks(group) if dist.get_backend(group) == "gloo" else None
+        self._marks = GiveUpMarks(group) if on_cpus and is_gloo_on_cpus(group) else None
 
     def allocate(self, specs: Sequence[tuple[int, torch.dtype, torch.device]]) -> list[Tensor]:
         """Plain memory: every backend takes it."""

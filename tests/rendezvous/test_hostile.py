@@ -240,7 +240,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "a nonce that names no assignments": {"nonce": "nothing"},
     "no nonce": {"nonce": ""},
     "a long delay": {"phase": Phase.STOPPING, "delay_s": 1e14},
-    "long marks": {"marks": ("x" * 20_000,) * 70},
+    "long marks": {"marks": ("x" * 20_000,) * 15},
     "a reason in several lines": {"phase": Phase.STOPPING, "reason": "a\nb\x1b[2J"},
 }
 
@@ -319,7 +319,6 @@ def test_an_assignment_that_cannot_be_is_refused(changes: dict[str, Any]) -> Non
     assert kv.key in victim.sentence
 
 
-@pytest.mark.xfail(strict=True, reason="an assignment that was written for another node is taken")
 def test_two_nodes_of_one_rank_never_run_together() -> None:
     world = World()
     world.join(2)

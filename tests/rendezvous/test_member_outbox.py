@@ -227,7 +227,6 @@ def test_a_failure_too_large_for_the_store_is_told_without_its_details(sender: S
     assert (told.rank, told.last_output) == (1, ())
 
 
-@pytest.mark.xfail(strict=True, reason="a compare that fails is tried again at once, though nothing new was seen")
 def test_a_round_that_cannot_be_read_is_not_asked_for_without_a_pause(sender: Sender) -> None:
     sender.outbox.open(sender.lease)
     sender.outbox.post(report(Kind.STOPPED))

@@ -19,11 +19,18 @@ class Lister:
         self.proofs.enter(1)
         self._me = me
 
-    def lists(self, registered: str, at: float, *, promised_until: float = NEVER, doubts_s: float = 0.0) -> str:
-        """Who counts as gone after a list."""
-        doubts = dict.fromkeys("abc", doubts_s)
+    def lists(
+        self, registered: str, at: float, *, promised_until: float = NEVER, doubts_s: float = 0.0, took_s: float = 0.0
+    ) -> str:
+        """Who counts as gone after a list that was asked for at a time, and answered so much later."""
         self.proofs.listed(
-            "abc", set(registered), me=self._me, asked_at=at, promised_until=promised_until, doubts_s=doubts
+            "abc",
+            set(registered),
+            me=self._me,
+            asked_at=at,
+            answered_at=at + took_s,
+            promised_until=promised_until,
+            doubts_s=dict.fromkeys("abc", doubts_s),
         )
         return "".join(sorted(self.proofs.fenced))
 
@@ -54,6 +61,14 @@ def test_a_lease_whose_end_is_in_doubt_has_to_stay_absent() -> None:
     assert lister.lists("ac", T, doubts_s=6.0) == ""
     assert lister.lists("ac", T + 4, doubts_s=6.0) == ""
     assert lister.lists("ac", T + 6, doubts_s=6.0) == "b"
+
+
+def test_it_is_absent_from_when_the_first_list_was_answered() -> None:
+    lister = Lister("a")
+    assert lister.lists("ac", T, doubts_s=6.0, took_s=1.0) == ""
+    assert lister.lists("ac", T + 4, doubts_s=6.0) == ""
+    assert lister.lists("ac", T + 6.9, doubts_s=6.0) == ""
+    assert lister.lists("ac", T + 7, doubts_s=6.0) == "b"
 
 
 # --- (b) a spare or a newcomer lists ---------------------------------------------------------------------------------

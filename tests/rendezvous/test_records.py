@@ -90,7 +90,12 @@ WRITTEN: dict[str, tuple[bytes, Any]] = {
     "round": (
         write_round(
             round_ := RoundRecord(
-                *(3, Phase.CLOSED, "all is over", 2, "nonce", ("n1", "n2")),
+                number=3,
+                phase=Phase.CLOSED,
+                reason="all is over",
+                restarts=2,
+                nonce="nonce",
+                elders=("n1", "n2"),
                 expected=2,
                 delay_s=1.5,
                 restart_ages_s=(1.0, 60.5),

@@ -342,9 +342,10 @@ def main() -> int:
                 said = [answer for answer in answers if answer]
             except AssertionError as error:  # a rank died, or hung
                 said = [str(error)]
-                world = World(size, collective_timeout_s=_PATIENCE_S)
             if said:
                 failed += 1
+                world.close()  # a rank may wait in a collective to which another no longer comes
+                world = World(size, collective_timeout_s=_PATIENCE_S)
                 print(f"FAILED {size} ranks: {case}\n{said[0]}", flush=True)
         world.close()
         print(

@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-parallel bench-faults bench-agents checkpoint-kills chaos chaos-nodes \
+.PHONY: help setup demo test check bench bench-parallel bench-faults bench-agents matrix checkpoint-kills chaos chaos-nodes \
 	simulate docs clean
 
 help:  ## list the commands
@@ -39,10 +39,15 @@ check: $(READY)  ## lint, format, types, architecture
 bench: $(READY)  ## measure against torchrun in one run: ratios, medians (ARGS=--help for a part of it)
 	$(BIN)/python benchmarks/launcher.py $(ARGS)
 
-bench-parallel: $(READY)  ## measure our DDP and DataParallel against torch's and the plain module
+bench-parallel: $(READY)  ## measure our DDP, DataParallel and FSDP against torch's
 	cd benchmarks && ../$(BIN)/python parallel_ddp.py $(ARGS)
 	cd benchmarks && ../$(BIN)/python parallel_ddp_memory.py
 	$(BIN)/python benchmarks/parallel_dp.py
+	cd benchmarks && ../$(BIN)/python parallel_fsdp.py
+
+matrix: $(READY)  ## every feature of our DDP and FSDP alone and in pairs, fifty steps (hours)
+	$(BIN)/python benchmarks/parallel_ddp_matrix.py $(ARGS)
+	$(BIN)/python -m tests.parallel.fsdp.matrix
 
 checkpoint-kills: $(READY)  ## kill a process that saves checkpoints a thousand times; no good one may be lost
 	$(BIN)/python benchmarks/checkpoint_kills.py --kills 1000 $(ARGS)

@@ -34,6 +34,7 @@ _STAND_IN = {
     "call": "dlaunch.parallel.scripts.patch:apply_as_asked",
     "preload": ["dlaunch.parallel.ddp.distributed_data_parallel", "dlaunch.parallel.dp.data_parallel"],
 }
+_SHARDING = ["torch.distributed.checkpoint.state_dict", "dlaunch.parallel.scripts.torch_fsdp"]
 
 
 class Starter:
@@ -130,8 +131,14 @@ def _start_frame(spec: JobSpec, method: StartMethod, local_world_size: int) -> f
         "command": spec.program.command() if method is StartMethod.WARM else [],
         "environment": alike(local_world_size, spec.parallel, os.environ),
         "preload": list(spec.preload),
-        "entry": _STAND_IN if spec.parallel not in {None, Way.NONE} else None,
+        "entry": _entry(spec.parallel),
     }
+
+
+def _entry(way: Way | None) -> dict[str, object] | None:
+    if way in {None, Way.NONE}:
+        return None
+    return {**_STAND_IN, "preload": [*_STAND_IN["preload"], *(_SHARDING if way is Way.FSDP else ())]}
 
 
 def _read(sock: socket.socket, reader: frames.FrameReader) -> list[frames.Frame] | None:

@@ -63,7 +63,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--nproc-per-node", Group.JOB, "Workers: a number, auto, cpu, gpu or xpu.", "N|KIND", "1"),
     Option("--start-method", Group.JOB, "warm: fork workers that hold torch; exec: plain ones.", "METHOD", "warm"),
     Option("--preload", Group.JOB, "Modules to import once, before the workers.", "A,B", pet=False),
-    Option("--parallel", Group.JOB, "Put the script's model into ours: dp, ddp or none.", "WAY", pet=False),
+    Option("--parallel", Group.JOB, "Put the script's model into ours: dp, ddp, fsdp, none.", "WAY", pet=False),
     Option("--role", Group.JOB, "A name for the workers; shown before their lines.", "NAME", "default"),
     Option("--rdzv-id", Group.JOB, "The run's id; a random one if not given.", "ID"),
     Option("--virtual-local-rank", Group.JOB, "Show each worker one GPU, as local rank 0."),

@@ -129,7 +129,8 @@ class Joining:
                 self._lease = 0
             self._retry(answer)
         elif isinstance(answer, TxnAnswer):  # ours, or another's: what is there counts
-            if not answer.succeeded:
+            stands_on = {kv.lease for found in answer.ranges for kv in found.kvs}
+            if not answer.succeeded and self._lease not in stands_on:  # or it was ours, sent before without an answer
                 self._desk.ask(RevokeLease(self._lease), TIMEOUT_S, lambda _answer: None)
                 self._lease = 0
             self._has_read(answer)

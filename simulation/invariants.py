@@ -204,10 +204,10 @@ class Invariants:
         if self._owners.setdefault(node_id, client) is not client:
             raise Violation("10 node ids", f"{node_id} is registered by two agents")
         if again and not self.is_restored:
-            record = self.round
-            runs = record is not None and any(worker.node_id == node_id for worker in self._alive[record.number])
-            if not runs or node_id not in self.members:
-                raise Violation("10 node ids", f"{node_id} is registered again, and its workers have not run on")
+            # it was sent while its workers ran; they may have ended while it was on its way, but nobody may have told
+            told = any(report.kind in {Kind.STOPPED, Kind.FENCED} for report in self._reports[node_id])
+            if told or node_id not in self.members:
+                raise Violation("10 node ids", f"{node_id} is registered again, and it is known to have stopped")
 
     def _see_round(self, record: RoundRecord) -> None:
         before, self.round = self.round, record

@@ -186,4 +186,5 @@ def _restore_values(run: Run, optimizer: Optimizer, values: Mapping[str, Mapping
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:
-    return _CPU if "gloo" in dist.get_backend(group) else torch.device("cuda", torch.cuda.current_device())
+    on_gpus = torch.cuda.is_available() and "nccl" in str(dist.get_backend_config(group))
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpus else _CPU

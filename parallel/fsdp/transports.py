@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..transport.base import is_gloo_on_cpus
 from ..transport.shared_memory import can_share_memory
 from ..transport.shared_segments import map_segments
 from .exchange import Exchange, FlatExchange, PairwiseExchange, Reduction
@@ -243,7 +244,7 @@ def transport_for(group: dist.ProcessGroup | None, device: torch.device, wish: s
 
 
 def _make(group: dist.ProcessGroup, device: torch.device, wish: str) -> Transport:
-    gloo = device.type == "cpu" and "gloo" in dist.get_backend(group)
+    gloo = device.type == "cpu" and is_gloo_on_cpus(group)
     if wish == "shared_memory" or (wish == "auto" and gloo):
         if device.type == "cpu" and can_share_memory(group):
             return SharedTransport(group)

@@ -24,6 +24,9 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2"}
         ("none", {**TWO, "DLAUNCH_PARALLEL": "ddp"}, Way.NONE),
         ("ddp", {}, Way.NONE),
         ("dp", {}, Way.DP),
+        ("fsdp", {}, Way.NONE),
+        ("fsdp", TWO, Way.FSDP),
+        (None, {**TWO, "DLAUNCH_PARALLEL": "fsdp"}, Way.FSDP),
     ],
 )
 def test_the_argument_counts_before_the_variable_and_the_variable_before_the_launcher(
@@ -33,13 +36,8 @@ def test_the_argument_counts_before_the_variable_and_the_variable_before_the_lau
 
 
 def test_an_unknown_way_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"--parallel is 'zero'\. Give dp, ddp or none\."):
+    with pytest.raises(UsageError, match=r"--parallel is 'zero'\. Give dp, ddp, fsdp or none\."):
         way_named("zero")
-
-
-def test_fsdp_is_refused_in_one_sentence() -> None:
-    with pytest.raises(UsageError, match="fsdp is not in this version"):
-        way_named("fsdp")
 
 
 def test_data_parallel_in_a_world_of_two_is_refused() -> None:

@@ -5,7 +5,7 @@ With one or two ranks each sum has one order, so ours must agree with the naive 
 against one process that sees the whole batch (whose matrix products sum in another order), each step rounds
 differently by some units in the last place. Such differences add up like a random walk, so after n steps the bound is
 ``2 * sqrt(n) * log2(ranks + 1)`` units of the narrowest type in the model, relative to the tensor's largest element
-or 1. What was seen is a fifth of that at most; a wrong or missing average is off by tens of per cent.
+or 1. What was seen is half of that at most; a wrong or missing average is off by tens of per cent.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Keeper:
         try:
             os.chdir(directory)
             self._notices.bind(READY)
-            self._server = self._start(frame, f"{directory}/{READY}", log)
+            self._server = self._start(frame, log)
             self._tell("started", directory=directory)
             self._serve()
         except NotStarted as reason:
@@ -99,10 +99,10 @@ class Keeper:
                 self._server = 0
                 self._tell("exited", status=status)
 
-    def _start(self, frame: frames.Frame, ready: str, log: int) -> int:
+    def _start(self, frame: frames.Frame, log: int) -> int:
         pid = fork(self._inbox)
-        if pid == 0:
-            _become(frame["command"], {**frame["environment"], "NOTIFY_SOCKET": ready}, log)
+        if pid == 0:  # the name is a relative one: a whole path may be longer than the name of a socket can be
+            _become(frame["command"], {**frame["environment"], "NOTIFY_SOCKET": READY}, log)
         os.close(log)
         return pid
 

@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -89,6 +90,14 @@ def listening(port: int) -> list[str]:
             if state == "0A" and int(local.rpartition(":")[2], 16) == port:
                 found.append(local.rpartition(":")[0])
     return found
+
+
+@needs_etcd
+def test_a_long_temporary_folder_is_no_obstacle(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    assert settled(start("127.0.0.1", free_port(), tmp_path)) is EtcdState.READY
 
 
 @needs_etcd

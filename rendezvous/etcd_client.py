@@ -64,6 +64,10 @@ class Asked(NamedTuple):
     repeatable: bool
 
 
+def _only_reads(txn: Txn) -> bool:
+    return not txn.compares and all(isinstance(operation, Range) for operation in txn.success)
+
+
 def _range_of(asked: Asked, wanted: Range, revision: int = 0) -> Asked:
     """One range of a transaction, at a revision (0: the present one)."""
     method, message = messages.encode(wanted)
@@ -129,7 +133,7 @@ class Client:
 
     async def _perform(self, asked: Asked, done: Callable[[Answer | StoreError], None]) -> None:
         try:
-            if isinstance(asked.request, Txn) and asked.repeatable and not asked.request.compares:
+            if isinstance(asked.request, Txn) and asked.request.success and _only_reads(asked.request):
                 answer = await self._snapshot(asked, asked.request)
             else:
                 answer = await (self._repeat(asked) if asked.repeatable else self._write(asked))

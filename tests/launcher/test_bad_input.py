@@ -229,11 +229,6 @@ MISTAKES = [
     ),
     # what is to come
     bad(
-        "--nnodes 2 --rdzv-endpoint node0 train.py",  # gone as soon as the agent runs several nodes
-        78,
-        "This version does not run several nodes yet. Give --nnodes 1.",
-    ),
-    bad(
         "--numa-binding node train.py",
         78,
         "--numa-binding is 'node', but this version does not bind workers to CPUs yet. "

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import Work
-from torch.distributed.distributed_c10d import _get_process_group_store
+from torch.distributed.distributed_c10d import _get_process_group_store, _world
 
 from ..collective_error import PeerLost
 from .counters import timeout_of
@@ -29,15 +29,16 @@ class GiveUpMarks:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         number = _made_for[group] = _made_for.get(group, 0) + 1
-        self._store = _get_process_group_store(group)
+        self._group = weakref.ref(group)  # the store is the group's alone: it must end with it
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._keys = [f"dlaunch/gave_up/{number}/{rank}" for rank in range(self._world_size)]
         self.timeout_s = timeout_of(group)
 
     def leave(self) -> None:
         """This rank will not take part any more."""
-        with contextlib.suppress(RuntimeError):  # a store that has gone can tell nobody
-            self._store.set(self._keys[self._rank], "1")
+        if (store := self._store()) is not None:
+            with contextlib.suppress(RuntimeError):  # a store that has gone can tell nobody
+                store.set(self._keys[self._rank], "1")
 
     def check(self) -> None:
         """Raise if another rank has left its mark.
@@ -51,10 +52,17 @@ class GiveUpMarks:
                 raise PeerLost(sentence, rank=self._rank, world_size=self._world_size)
 
     def _has_left(self, rank: int) -> bool:
+        store = self._store()
         try:
-            return self._store.check([self._keys[rank]])
+            return store is not None and store.check([self._keys[rank]])
         except RuntimeError:  # the store has gone; gloo's own time-out remains
             return False
+
+    def _store(self) -> dist.Store | None:
+        group = self._group()
+        if group is None or group not in _world.pg_map:  # destroyed
+            return None
+        return _get_process_group_store(group)
 
 
 class WatchedWork:

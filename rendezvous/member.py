@@ -197,7 +197,8 @@ class Member:
         if self._leave_asked or self._leaving:
             self._finish_leaving()
             return
-        self._look()
+        self._desk.set_timer("look", self._desk.now + LOOK_S, self._look)
+        self._find_turn()
         self._follow_round()
 
     def renewed(self) -> None:
@@ -371,8 +372,8 @@ class Member:
             self._say_of_round(before, record)
         self._outbox.send()
         self._follow_round()
-        if before and record.phase is Phase.RUNNING:
-            self._look()  # its elders are the new proposers
+        if before and record.phase is Phase.RUNNING and self.node_id in record.elders:
+            self._find_turn()  # they are the new proposers
 
     def _say_of_round(self, before: RoundRecord, record: RoundRecord) -> None:
         if record.phase is Phase.STOPPING and before.phase is not Phase.STOPPING:
@@ -500,6 +501,20 @@ class Member:
         if asked_as == self.node_id and not mine.kvs and self._registration.is_valid:
             self._registration.is_valid = False  # deleted by hand: its lease goes on, but nobody sees us any more
             self.lost()
+        self._take_turn(first)
+
+    def _find_turn(self) -> None:
+        """Look only whether it is our turn: between two looks, when it may just have become so."""
+        request = Range(self._keys.nodes, prefix=True, limit=FIRST_NODES, keys_only=True)
+        self._desk.ask(request, TIMEOUT_S, self._turn_found)
+
+    def _turn_found(self, answer: Answer | StoreError) -> None:
+        if isinstance(answer, RangeAnswer):
+            self._take_turn(answer)
+
+    def _take_turn(self, first: RangeAnswer) -> None:
+        if self._proposer is None or self._over:
+            return
         oldest = [node_id for kv in first.kvs if (node_id := self._keys.node_of(kv.key))]
         present = [elder for elder in self._round.elders if elder in oldest] if self._round else []
         self._proposer.be(self._turn(present, oldest) if self._registration.is_valid else None)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from dlaunch.errors import ExitCode
 from dlaunch.outcome import Failure, FailureKind, RunState, describe
+from dlaunch.restarts import ALIKE, SAME_MISTAKE, are_one_mistake, backoff, budget_spent, mark_of
 
 from .placing import assign, in_rank_order
 from .records import (
@@ -30,9 +31,6 @@ FOLD_S = 0.02  # what happens so close together is one cause
 JOIN_FOLD_S = 0.2  # nodes that come so close together are taken in at once
 PATIENCE_S = 5.0  # how long a forming round waits for nodes that should be coming
 MOST_DROPPED = 100  # by one transaction, which has its limit; the others' leases run out
-EARLY_S = 10.0  # a failure within so many seconds of a worker's start is an early one
-MOST_MARK = 200  # characters
-ALIKE = 3  # so many early failures alike, one after the other, are a mistake in the script
 
 Reports = Mapping[str, Mapping[Kind, ReportRecord]]  # by node id
 
@@ -253,17 +251,13 @@ def _after_failure(sight: Sight, failure: Failure) -> Decision:
         marks=marks, streak_host=failure.node, streak=record.streak + 1 if same_host else 1, restart_ages_s=_aged(sight)
     )
     sight = sight._replace(round=told)
-    if settings.early_stop and len(marks) == ALIKE and len(set(marks)) == 1 and marks[0]:
-        reason = (
-            f"the same failure at the same place ended {ALIKE} attempts in their first {EARLY_S:.0f} s: "
-            "a mistake in the script, not a fault (--no-early-stop tries on)"
-        )
-        return _close(sight, RunState.FAILED, failure.exit_code, reason, failure)
+    if settings.early_stop and are_one_mistake(marks):
+        return _close(sight, RunState.FAILED, failure.exit_code, SAME_MISTAKE, failure)
     window = settings.restart_window_s
     counted = told.restarts if window is None else sum(1 for age in told.restart_ages_s if age < window)
     if counted >= settings.max_restarts:
-        return _close(sight, RunState.FAILED, failure.exit_code, _spent(settings), failure)
-    delay_s = min(settings.backoff_s * 2.0 ** min(counted, 60), settings.backoff_max_s)
+        return _close(sight, RunState.FAILED, failure.exit_code, budget_spent(settings.max_restarts, window), failure)
+    delay_s = backoff(settings.backoff_s, settings.backoff_max_s, counted)
     formed = _form(sight, _restart_sentence(settings, failure, told.restarts + 1, delay_s))
     ages = (*formed.record.restart_ages_s, 0.0) if window is not None else ()
     record = formed.record._replace(restarts=told.restarts + 1, delay_s=delay_s, restart_ages_s=ages)
@@ -284,25 +278,6 @@ def _is_to_be_set_aside(sight: Sight, host: str) -> bool:
         return False
     others = [node for node in sight.nodes.values() if node.host != host and node.host not in sight.away]
     return len(others) >= sight.settings.min_nodes
-
-
-def _spent(settings: RunSettings) -> str:
-    if settings.max_restarts == 0:
-        return "no restarts were allowed (--max-restarts 0)"
-    within = f" within {settings.restart_window_s:g} s" if settings.restart_window_s is not None else ""
-    used = "the one restart was" if settings.max_restarts == 1 else f"all {settings.max_restarts} restarts were"
-    return f"{used} used{within} (--max-restarts {settings.max_restarts})"
-
-
-def mark_of(failure: Failure) -> str:
-    """What makes two early failures the same; empty for one that may have come from outside."""
-    if failure.lifetime_s >= EARLY_S or failure.status is None:
-        return ""
-    if failure.kind is FailureKind.EXCEPTION and failure.exception:
-        frames = failure.exception.frames
-        place = f"@{frames[-1].file}:{frames[-1].line}" if frames else ""
-        return f"{failure.exception.type}{place}"[-MOST_MARK:]
-    return f"exit {failure.status.code}" if failure.kind is FailureKind.EXIT else ""
 
 
 # --- what follows a round --------------------------------------------------------------------------------------------

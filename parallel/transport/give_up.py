@@ -12,6 +12,7 @@ import contextlib
 import time
 import weakref
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import Work
@@ -58,7 +59,7 @@ class GiveUpMarks:
         except RuntimeError:  # the store has gone; gloo's own time-out remains
             return False
 
-    def _store(self) -> dist.Store | None:
+    def _store(self) -> Any:
         group = self._group()
         if group is None or group not in _world.pg_map:  # destroyed
             return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dlaunch.agent.restart import ALIKE, EARLY_S, GiveUp, Restart, decide_restart
+from dlaunch.agent.restart import GiveUp, Restart, decide_restart
 from dlaunch.outcome import Attempt, ExceptionInfo, ExitStatus, Failure, FailureKind, TracebackFrame
+from dlaunch.restarts import ALIKE, EARLY_S
 from dlaunch.spec import RestartPolicy
 
 

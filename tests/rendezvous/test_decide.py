@@ -9,8 +9,6 @@ import pytest
 from dlaunch.errors import ExitCode
 from dlaunch.outcome import FailureKind, RunState
 from dlaunch.rendezvous.decide import (
-    ALIKE,
-    EARLY_S,
     JOIN_FOLD_S,
     MOST_DROPPED,
     PATIENCE_S,
@@ -18,9 +16,9 @@ from dlaunch.rendezvous.decide import (
     LookAgain,
     Sight,
     decide,
-    mark_of,
 )
 from dlaunch.rendezvous.records import Join, Kind, Phase, RunSettings
+from dlaunch.restarts import ALIKE, EARLY_S, mark_of
 
 from .sights import (
     NOW,

@@ -262,7 +262,9 @@ def _after_failure(sight: Sight, failure: Failure) -> Decision:
     ages = (*formed.record.restart_ages_s, 0.0) if window is not None else ()
     record = formed.record._replace(restarts=told.restarts + 1, delay_s=delay_s, restart_ages_s=ages)
     if _is_to_be_set_aside(sight, failure.node):
-        return formed._replace(record=record._replace(streak=0, streak_host=""), set_aside=failure.node)
+        gone = sum(1 for member in sight.members.values() if member.host == failure.node)
+        record = record._replace(streak=0, streak_host="", expected=max(0, record.expected - gone))
+        return formed._replace(record=record, set_aside=failure.node)
     return formed._replace(record=record)
 
 

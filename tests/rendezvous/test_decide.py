@@ -353,6 +353,8 @@ def test_a_host_that_fails_again_and_again_is_set_aside_where_there_are_others()
     again = {"streak": 2, "streak_host": "host-a", "nodes": "abc"}
     decision = after_failure(settings, **again)
     assert (decision.set_aside, decision.record.streak, decision.record.streak_host) == ("host-a", 0, "")
+    waited_for = after_failure(settings, **{**again, "streak": 1}).record.expected
+    assert decision.record.expected == waited_for - 1, "the round does not wait for the host that was set aside"
     assert after_failure(settings, **{**again, "streak": 1}).set_aside == ""
     assert after_failure(settings, **{**again, "nodes": "ab"}).set_aside == ""  # not without a replacement
     assert after_failure(settings, **{**again, "streak_host": "host-b"}).record.streak == 1

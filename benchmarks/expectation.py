@@ -33,8 +33,17 @@ def expected(scenario: Scenario) -> tuple[Ending, ...]:
     """Every ending that is right; more than one only where the blow races with the run's own progress."""
     endings = _of_the_blow(scenario)
     if scenario.moment is Moment.AT_END:
-        return (*endings, _undisturbed(scenario))
+        return (*endings, _undisturbed(scenario), *_in_the_last_moment(scenario))
     return endings
+
+
+def _in_the_last_moment(scenario: Scenario) -> tuple[Ending, ...]:
+    """An interpreter that ends takes the script's handlers away before it is gone: then the signal kills it."""
+    strikes_workers = scenario.victim in {Victim.WORKER, Victim.ALL_WORKERS}
+    if not strikes_workers or scenario.behaviour not in {"ends-well-at-term", "stops-slowly", "handles-usr1"}:
+        return ()
+    why = "the interpreter had taken the handler away"
+    return (_after_a_failure(scenario, 128 + scenario.signal, "any rank", why),)
 
 
 def is_lethal(scenario: Scenario) -> bool:

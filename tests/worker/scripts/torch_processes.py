@@ -1,6 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined, union-attr, type-arg"
 """DataLoaders and torch.multiprocessing under every start method; prints what came out."""
 
+import threading
+
 import torch
 import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
@@ -28,7 +30,7 @@ def fails(rank):
     raise ValueError(f"rank {rank}")
 
 
-def main():
+def loads():
     for method, workers in (("fork", 2), ("spawn", 1)):  # every spawned process imports torch: not too many
         loader = DataLoader(
             Squares(), batch_size=4, num_workers=workers, multiprocessing_context=method, persistent_workers=True
@@ -36,6 +38,13 @@ def main():
         for _epoch in range(2):
             print(method, [[part.tolist() for part in batch] for batch in loader])
     print(sorted(int(x) for batch in DataLoader(Counted(), num_workers=2) for x in batch))
+
+
+def main():
+    loads()
+    for thread in threading.enumerate():  # a queue's feeder unlinks semaphores as its last act; the interpreter's end
+        if thread is not threading.main_thread():  # may cut it off between that and telling the resource tracker
+            thread.join()
 
     for method in ("fork", "spawn"):
         context = mp.get_context(method)

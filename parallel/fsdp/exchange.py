@@ -168,9 +168,12 @@ class _PairwiseReduction:
         return [pieces[index].view(shape) for index, shape in enumerate(shapes)]
 
     def _sum(self, number: int) -> Tensor:
-        total = self._parts[0][number] + self._parts[1][number]
-        for rank in range(2, len(self._parts)):
-            total += self._parts[rank][number]
+        """In the memory of a piece that came: one of the first two did. Their sum is the same either way round."""
+        first, second, *others = (parts[number] for parts in self._parts)
+        total, other = (second, first) if self._rank == 0 else (first, second)
+        total += other
+        for part in others:
+            total += part
         return total
 
 

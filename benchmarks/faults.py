@@ -12,22 +12,16 @@ the right to make namespaces. The figures go to bench-results/ as JSON too. See 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import signal
 import sys
-import time
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import results
 from nodes_cases import CASES, Case
 from nodes_scene import Arm, NoHosts, NotInTime, Scene, Stage, now
 from process_tree import adopt_orphans
 
-RESULTS = Path(__file__).resolve().parent.parent / "bench-results"
 CAP_S = 60.0
 OURS = Arm("dlaunch", True, 45.0)
 TORCHRUN = Arm("torchrun", False, CAP_S)
@@ -52,7 +46,7 @@ def main() -> int:
     adopt_orphans()
     cases = [case for case in CASES if _is_chosen(case, arguments)]
     arms = (OURS, TORCHRUN, UNSHARED) if arguments.torchrun else (OURS,)
-    document: dict[str, Any] = {**_machine(), "trials": arguments.trials, "cases": {}}
+    document: dict[str, Any] = {**results.begin("dlaunch.faults/1"), "trials": arguments.trials, "cases": {}}
     failed = False
     print(_HEAD, flush=True)
     with Stage.build(arguments.members) as stage:
@@ -65,11 +59,11 @@ def main() -> int:
                     _tell_what_is_wrong(trial, arguments.stories)
                 failed = failed or (arm is OURS and any(trial.wrong for trial in trials))
                 document["cases"].setdefault(case.name, {})[arm.name] = _as_json(case, trials)
-    document["load_after"] = os.getloadavg()
+    path = results.end(document, "faults")
     before, after = (" ".join(f"{load:.1f}" for load in document[which]) for which in ("load_before", "load_after"))
     print(f"load average before: {before}, after: {after}, {document['cpus']} cores")
     print(f"etcd {document['etcd']['version']}, {arguments.members} members, without fsync; {_ON_SILENCE}")
-    print(f"written to {_write(document)}")
+    print(f"written to {path}")
     return 1 if failed else 0
 
 
@@ -119,9 +113,7 @@ def _row(case: Case, arm: Arm, trials: list[Trial]) -> str:
     finished = [trial.seconds for trial in trials if trial.seconds is not None]
     middle = f"{median(finished):.3f} s" if len(finished) > len(trials) / 2 else f"> {arm.limit_s:.0f} s"
     each = " ".join("never" if trial.seconds is None else f"{trial.seconds:.2f}" for trial in trials)
-    budget = (
-        "" if arm is not OURS else "no loss" if case.no_step_lost else f"{case.budget_s} s" if case.budget_s else ""
-    )
+    budget = _budget(case) if arm is OURS else ""
     verdict = _verdict(case, trials, finished) if arm is OURS else ""
     notes = "; ".join(dict.fromkeys(note for trial in trials[-1:] for note in trial.notes))
     return f"{case.title:<54} {arm.name:<20} {middle:>9}  {each:<24} {budget:>8}  {verdict}  {notes}".rstrip()
@@ -159,27 +151,6 @@ def _as_json(case: Case, trials: list[Trial]) -> dict[str, Any]:
         "wrong": [list(trial.wrong) for trial in trials],
         "notes": [list(trial.notes) for trial in trials],
     }
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "schema": "dlaunch.faults/1",
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "cpus": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "dlaunch": version("dlaunch"),
-        "load_before": os.getloadavg(),
-    }
-
-
-def _write(document: dict[str, Any]) -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"faults-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 if __name__ == "__main__":

@@ -10,16 +10,10 @@ The figures go to bench-results/ as JSON too. See docs/how-to/run-the-benchmarks
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import signal
 import sys
-import time
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
+import results
 from ending import ending
 from footprint import agent_memory, help_cpu
 from process_tree import adopt_orphans
@@ -30,8 +24,6 @@ from start_up import first_line
 from torn_lines import torn_lines
 from trial import TimedOut, Trial
 from workers_memory import workers_memory
-
-RESULTS = Path(__file__).resolve().parent.parent / "bench-results"
 
 
 def main() -> int:
@@ -45,18 +37,18 @@ def main() -> int:
     rounds = 1 if arguments.quick else arguments.runs
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the blocks that clear up
     adopt_orphans()
-    document = {**_machine(), "rounds": rounds, "questions": {}}
+    document = {**results.begin("dlaunch.bench/1"), "rounds": rounds, "questions": {}}
     left_behind: list[str] = []
     for question in chosen:
         if not arguments.quick:
             _warm_up(question)
-        results = _measure(question, rounds, left_behind)
-        document["questions"][question.name] = results
+        figures = _measure(question, rounds, left_behind)
+        document["questions"][question.name] = figures
         for metric in question.metrics:
-            print(*table(metric, results[metric.name]), "", sep="\n", flush=True)
-    document["load_after"] = os.getloadavg()
+            print(*table(metric, figures[metric.name]), "", sep="\n", flush=True)
+    path = results.end(document, "launcher")
     _say_what_was_left(left_behind)
-    print(f"written to {_write(document)}")
+    print(f"written to {path}")
     return 1 if any(line.startswith("dlaunch") for line in left_behind) else 0
 
 
@@ -91,7 +83,7 @@ def _warm_up(question: Question) -> None:
 
 def _measure(question: Question, rounds: int, left_behind: list[str]) -> dict[str, dict[str, list[float | None]]]:
     """A, B, C, A, B, C, ...: what disturbs the machine disturbs all arms."""
-    results: dict[str, dict[str, list[float | None]]] = {
+    figures: dict[str, dict[str, list[float | None]]] = {
         metric.name: {arm: [] for arm in question.arms} for metric in question.metrics
     }
     for number in range(rounds):
@@ -99,9 +91,9 @@ def _measure(question: Question, rounds: int, left_behind: list[str]) -> dict[st
             _show_progress(f"{question.name}: round {number + 1} of {rounds}, {arm}")
             numbers = _try(question, arm, measure, left_behind)
             for metric in question.metrics:
-                results[metric.name][arm].append(numbers.get(metric.name))
+                figures[metric.name][arm].append(numbers.get(metric.name))
     _show_progress("")
-    return results
+    return figures
 
 
 def _try(question: Question, arm: str, measure: Measure, left_behind: list[str]) -> Numbers:
@@ -127,27 +119,6 @@ def _say_what_was_left(left_behind: list[str]) -> None:
         print("processes that outlived their launcher:", *left_behind, sep="\n  ")
     else:
         print("no process outlived its launcher")
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "schema": "dlaunch.bench/1",
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "cpus": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "dlaunch": version("dlaunch"),
-        "load_before": os.getloadavg(),
-    }
-
-
-def _write(document: dict[str, Any]) -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"launcher-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 if __name__ == "__main__":

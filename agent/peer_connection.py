@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import struct
 from collections import deque
 from contextlib import suppress
 from enum import Enum
@@ -25,7 +24,6 @@ MAX_HANDSHAKE_BYTES = 4096  # of one frame from somebody who has proved nothing 
 MAX_QUEUED_BYTES = 2 * MAX_MESSAGE_BYTES  # what waits for a peer that does not read; more is lost
 READ_BYTES = 64 * 1024  # the most that one connection gets read before it is the next one's turn
 
-_HEADER = struct.Struct(">I")
 _NOT_NOW = {errno.EINPROGRESS, errno.EAGAIN, errno.EINTR}
 _CLOSED = {errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED}
 _RECVERR = ((socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25))  # IP_RECVERR, IPV6_RECVERR; source: linux/in.h, in6.h
@@ -153,17 +151,7 @@ class Connection:
             self.end(How.STRANGE)
 
     def _next_frame(self) -> Frame | None:
-        if len(self._received) < _HEADER.size:
-            return None
-        size: int = _HEADER.unpack_from(self._received)[0]
-        if size > (MAX_MESSAGE_BYTES if self.node_id is not None else MAX_HANDSHAKE_BYTES):
-            raise frames.FrameError(f"a frame of {size} bytes")
-        end = _HEADER.size + size
-        if len(self._received) < end:
-            return None
-        body = bytes(self._received[_HEADER.size : end])
-        del self._received[:end]
-        return frames.decode(body)
+        return frames.take(self._received, MAX_HANDSHAKE_BYTES if self.node_id is None else MAX_MESSAGE_BYTES)
 
     def _hear(self, frame: Frame) -> None:
         if self.node_id is not None:

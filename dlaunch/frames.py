@@ -19,6 +19,7 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_FDS = 16
 _HEADER = struct.Struct(">I")
 _INT = struct.Struct("i")
+_FDS_SPACE = socket.CMSG_SPACE(MAX_FDS * _INT.size)
 
 Frame = dict[str, Any]
 
@@ -68,16 +69,63 @@ def receive(sock: socket.socket) -> tuple[Frame, list[int]] | None:
 
     The descriptors are close-on-exec and belong to the caller.
     """
-    header, fds = _header_and_fds(sock)
+    header, fds = receive_some(sock, _HEADER.size)
     try:
         if not header:
             return None
         header += _exactly(sock, _HEADER.size - len(header))
-        return decode(_exactly(sock, _body_size(header))), fds
+        return decode(_exactly(sock, _body_size(header, MAX_FRAME_BYTES))), fds
     except (FrameError, OSError):
         for fd in fds:
             os.close(fd)
         raise
+
+
+def receive_if_any(sock: socket.socket) -> tuple[Frame, list[int]] | None:
+    """As `receive`, but None too where the other end sent garbage, or died with something of ours unread (a reset)."""
+    try:
+        return receive(sock)
+    except (OSError, FrameError):
+        return None
+
+
+def receive_some(sock: socket.socket, most: int, flags: int = 0) -> tuple[bytes, list[int]]:
+    """At most so many bytes of a frame, and the descriptors that came beside them; no bytes: the other end has closed.
+
+    ``most`` must not reach into the next frame, whose descriptors are its own. The descriptors are close-on-exec and
+    belong to the caller. Raises OSError; with MSG_DONTWAIT in ``flags`` BlockingIOError where nothing has arrived.
+    """
+    # Not socket.recv_fds: it drops its flags, and so would let the descriptors leak into every child.
+    data, ancillary, _flags, _address = sock.recvmsg(most, _FDS_SPACE, flags | socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(content) - len(content) % _INT.size
+            fds += [fd for (fd,) in _INT.iter_unpack(content[:whole])]
+    return data, fds
+
+
+def missing(received: bytes | bytearray, most: int = MAX_FRAME_BYTES) -> int:
+    """How many bytes the first frame in ``received`` lacks, of its header first; none or fewer: it is there.
+
+    Raises FrameError where its body has more than ``most`` bytes.
+    """
+    if len(received) < _HEADER.size:
+        return _HEADER.size - len(received)
+    return _HEADER.size + _body_size(received, most) - len(received)
+
+
+def take(received: bytearray, most: int = MAX_FRAME_BYTES) -> Frame | None:
+    """Cut the first frame off what was received; None while it is not whole.
+
+    Raises FrameError where it is none, or its body has more than ``most`` bytes.
+    """
+    if missing(received, most) > 0:
+        return None
+    end = _HEADER.size + _body_size(received, most)
+    body = bytes(received[_HEADER.size : end])
+    del received[:end]
+    return decode(body)
 
 
 class FrameReader:
@@ -89,31 +137,14 @@ class FrameReader:
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that ``data`` completes; raises FrameError on garbage."""
         self._pending += data
-        while len(self._pending) >= _HEADER.size:
-            end = _HEADER.size + _body_size(bytes(self._pending[: _HEADER.size]))
-            if len(self._pending) < end:
-                return
-            body = bytes(self._pending[_HEADER.size : end])
-            del self._pending[:end]
-            yield decode(body)
+        while (frame := take(self._pending)) is not None:
+            yield frame
 
 
-def _header_and_fds(sock: socket.socket) -> tuple[bytes, list[int]]:
-    # Not socket.recv_fds: it drops its flags, and so would let the descriptors leak into every child.
-    space = socket.CMSG_SPACE(MAX_FDS * _INT.size)
-    header, ancillary, _flags, _address = sock.recvmsg(_HEADER.size, space, socket.MSG_CMSG_CLOEXEC)
-    fds: list[int] = []
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            whole = len(data) - len(data) % _INT.size
-            fds += [fd for (fd,) in _INT.iter_unpack(data[:whole])]
-    return header, fds
-
-
-def _body_size(header: bytes) -> int:
-    size: int = _HEADER.unpack(header)[0]
-    if size > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {size} bytes exceeds {MAX_FRAME_BYTES}")
+def _body_size(received: bytes | bytearray, most: int) -> int:
+    size: int = _HEADER.unpack_from(received)[0]
+    if size > most:
+        raise FrameError(f"a frame of {size} bytes exceeds {most}")
     return size
 
 

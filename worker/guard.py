@@ -23,14 +23,13 @@ import dlaunch  # noqa: E402,F401  -- from now on its submodules are found throu
 sys.path.remove(_ROOT)
 
 from dlaunch import frames  # noqa: E402
-from dlaunch.clock import now  # noqa: E402
 from dlaunch.worker import family, hooked  # noqa: E402
 from dlaunch.worker.birth import fork, give_up  # noqa: E402
 from dlaunch.worker.lineage import adopt_orphans, die_with_parent, lead_session  # noqa: E402
 from dlaunch.worker.program import ProgramBirth, why_not_executed  # noqa: E402
 from dlaunch.worker.signals import SignalInbox, unignore_for_exec  # noqa: E402
 from dlaunch.worker.starter import Starter  # noqa: E402
-from dlaunch.worker.sweep import end_everything_below  # noqa: E402
+from dlaunch.worker.sweep import ask_to_end, end_everything_below  # noqa: E402
 
 STARTER_PATIENCE_S = 2.0  # for a starter to end by itself; one that does not, hangs or is stopped
 
@@ -46,10 +45,7 @@ class Guard:
 
     def run(self) -> None:
         """From the first frame to the last."""
-        try:
-            received = frames.receive(self._agent)
-        except (OSError, frames.FrameError):
-            received = None
+        received = frames.receive_if_any(self._agent)
         if received is None:
             return
         frame, (starter_socket,) = received
@@ -58,21 +54,11 @@ class Guard:
         self._tell("starter_started", pid=self._starter)
         self._wait_for_an_end()
         self._inbox.forget(self._agent.fileno())
-        self._let_starter_end()
+        # The starter first: it kills all below it and blames no worker for that; and it goes on if we are killed. One
+        # that was killed by us before its workers would leave nobody to do that.
+        ask_to_end(self._inbox, lambda: self._starter, self._reap, STARTER_PATIENCE_S)
         end_everything_below(self._inbox, self._reap, last=[self._starter])
         self._tell("swept")
-
-    def _let_starter_end(self) -> None:
-        """Ask the starter first: it kills all below it and blames no worker for that; and it goes on if we are killed.
-
-        A starter that was killed by us before its workers would leave nobody to do that.
-        """
-        give_up_at = now() + STARTER_PATIENCE_S
-        if self._starter:
-            family.send(self._starter, signal.SIGTERM)
-        while self._starter and (left := give_up_at - now()) > 0:
-            self._inbox.wait(left)
-            self._reap()
 
     def _wait_for_an_end(self) -> None:
         self._inbox.watch(self._agent.fileno())
@@ -84,10 +70,7 @@ class Guard:
 
     def _hear_agent(self) -> bool:
         """Hear one frame: the agent has something to be held. False when it has gone."""
-        try:
-            received = frames.receive(self._agent)
-        except (OSError, frames.FrameError):  # a reset: it died with something of ours unread
-            received = None
+        received = frames.receive_if_any(self._agent)
         if received is None:
             return False
         self._held += received[1]

@@ -24,13 +24,12 @@ import dlaunch  # noqa: E402,F401  -- from now on its submodules are found throu
 sys.path.remove(_ROOT)
 
 from dlaunch import frames  # noqa: E402
-from dlaunch.clock import now  # noqa: E402
 from dlaunch.worker import family  # noqa: E402
 from dlaunch.worker.birth import NotStarted, fork, give_up  # noqa: E402
 from dlaunch.worker.descriptors import close_all_but  # noqa: E402
 from dlaunch.worker.lineage import adopt_orphans  # noqa: E402
 from dlaunch.worker.signals import SignalInbox, unignore_for_exec  # noqa: E402
-from dlaunch.worker.sweep import end_everything_below  # noqa: E402
+from dlaunch.worker.sweep import ask_to_end, end_everything_below  # noqa: E402
 
 PATIENCE_S = 1.0  # for a server that was asked to end; nothing that it holds is worth more
 READY = "ready"  # the name of the socket in the directory
@@ -48,10 +47,7 @@ class Keeper:
 
     def run(self) -> None:
         """From the first frame to the end of the server."""
-        try:
-            received = frames.receive(self._agent)
-        except (OSError, frames.FrameError):
-            received = None
+        received = frames.receive_if_any(self._agent)
         if received is None:
             return
         frame, (log,) = received
@@ -82,16 +78,8 @@ class Keeper:
                 break
         for fd in heard:
             self._inbox.forget(fd)
-        self._ask_to_end()
+        ask_to_end(self._inbox, lambda: self._server, self._reap, PATIENCE_S)
         end_everything_below(self._inbox, self._reap)
-
-    def _ask_to_end(self) -> None:
-        give_up_at = now() + PATIENCE_S
-        if self._server:
-            family.send(self._server, signal.SIGTERM)
-        while self._server and (left := give_up_at - now()) > 0:
-            self._inbox.wait(left)
-            self._reap()
 
     def _reap(self) -> None:
         for pid, status in family.reap():

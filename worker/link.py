@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 
 from dlaunch import frames
 
 from .birth import Request
-
-_HEADER = struct.Struct(">I")
-_FD = struct.Struct("i")
-_FDS_SPACE = socket.CMSG_SPACE(frames.MAX_FDS * _FD.size)
 
 
 class AgentLink:
@@ -57,37 +52,25 @@ class AgentLink:
         Raises EOFError when the agent has gone, or sends what is not a frame.
         """
         try:
-            while (missing := self._missing()) > 0:
-                self._begun += self._some(missing)
+            while (missing := frames.missing(self._begun)) > 0:
+                self._hear(missing)
         except BlockingIOError:
             return None
         except (OSError, frames.FrameError) as error:
             raise EOFError from error
-        body, fds = bytes(self._begun[_HEADER.size :]), self._fds
-        self._begun, self._fds = bytearray(), []
+        fds, self._fds = self._fds, []
         try:
-            return Request(frames.decode(body), fds)
+            frame = frames.take(self._begun)
         except frames.FrameError as error:
             for fd in fds:
                 os.close(fd)
             raise EOFError from error
+        assert frame is not None, "nothing of it is missing"
+        return Request(frame, fds)
 
-    def _missing(self) -> int:
-        """How many bytes to ask for: never more than the frame has, because the next one's descriptors are its own."""
-        if len(self._begun) < _HEADER.size:
-            return _HEADER.size - len(self._begun)
-        size: int = _HEADER.unpack_from(self._begun)[0]
-        if size > frames.MAX_FRAME_BYTES:
-            raise frames.FrameError(f"a frame of {size} bytes")
-        return _HEADER.size + size - len(self._begun)
-
-    def _some(self, most: int) -> bytes:
-        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        data, ancillary, _flags, _address = self._socket.recvmsg(most, _FDS_SPACE, flags)
-        for level, kind, content in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                whole = len(content) - len(content) % _FD.size
-                self._fds += [fd for (fd,) in _FD.iter_unpack(content[:whole])]
+    def _hear(self, most: int) -> None:
+        data, fds = frames.receive_some(self._socket, most, socket.MSG_DONTWAIT)
         if not data:
             raise EOFError
-        return data
+        self._begun += data
+        self._fds += fds

@@ -100,6 +100,16 @@ def take_step(sweep: Sweep) -> float:
     return LOOK_AGAIN_S
 
 
+def ask_to_end(inbox: SignalInbox, child: Callable[[], int], reap: Callable[[], None], patience_s: float) -> None:
+    """SIGTERM a child; returns when it is reaped, or the patience is over. ``child``: its pid, 0 once it is reaped."""
+    give_up_at = now() + patience_s
+    if pid := child():
+        family.send(pid, signal.SIGTERM)
+    while child() and (left := give_up_at - now()) > 0:
+        inbox.wait(left)
+        reap()
+
+
 def end_everything_below(inbox: SignalInbox, reap: Callable[[], None], last: Collection[int] = ()) -> None:
     """SIGKILL all that runs below this process, and return when nothing is left, however long that takes."""
     sweep = Sweep(gentle_s=0.0, started_at=now(), last=last)

@@ -77,6 +77,51 @@ def test_garbage_is_refused(data: bytes) -> None:
         list(frames.FrameReader().feed(data))
 
 
+def test_a_frame_is_cut_off_when_nothing_of_it_is_missing() -> None:
+    first, second = frames.encode({"kind": "first"}), frames.encode({"kind": "second"})
+    received = bytearray()
+    for place, byte in enumerate(first):
+        assert frames.missing(received) == (4 if place < 4 else len(first)) - place
+        assert frames.take(received) is None
+        received.append(byte)
+    received += second
+    assert frames.missing(received) == -len(second)
+    assert frames.take(received) == {"kind": "first"}
+    assert received == second
+    assert frames.take(received) == {"kind": "second"}
+    assert received == b""
+
+
+def test_a_frame_that_is_longer_than_the_reader_allows_is_refused_by_its_header_alone() -> None:
+    data = frames.encode({"kind": "test"})
+    assert frames.take(bytearray(data), len(data) - 4) == {"kind": "test"}
+    for refuse in (frames.missing, frames.take):
+        with pytest.raises(frames.FrameError, match=f"exceeds {len(data) - 5}"):
+            refuse(bytearray(data[:4]), len(data) - 5)
+
+
+def ending(how: str) -> socket.socket:
+    """A socket of which the other end sends a frame and then ends."""
+    left, right = socket.socketpair()
+    frames.send(left, {"kind": "last"})
+    if how == "garbage":
+        left.sendall(b"\xff\xff\xff\xff")
+    elif how == "something unread":
+        right.sendall(b"unread")
+    left.close()
+    return right
+
+
+@pytest.mark.parametrize(("how", "error"), [("garbage", frames.FrameError), ("something unread", ConnectionResetError)])
+def test_a_reader_that_takes_what_there_is_meets_no_error(how: str, error: type[Exception]) -> None:
+    with ending(how) as sock:
+        assert frames.receive_if_any(sock) == ({"kind": "last"}, [])
+        assert frames.receive_if_any(sock) is None
+    with ending(how) as sock, pytest.raises(error):
+        while frames.receive(sock):
+            pass
+
+
 def test_an_end_in_the_middle_of_a_frame_is_an_error_not_an_end() -> None:
     left, right = socket.socketpair()
     left.sendall(b"\x00\x00\x00\x10half")

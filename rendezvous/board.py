@@ -29,7 +29,6 @@ class Board:
         self._keys = keys
         self.round: RoundRecord | None = None
         self.round_revision = 0
-        self.round_data = b""
         self.nodes: dict[str, NodeRecord] = {}
         self.leases: dict[str, int] = {}  # of registrations
         self.reports: dict[int, dict[str, dict[Kind, ReportRecord]]] = {}  # by round and node
@@ -72,7 +71,7 @@ class Board:
         keys = self._keys
         try:
             if key == keys.round:
-                self.round, self.round_revision, self.round_data = read_round(key, value), modified, value
+                self.round, self.round_revision = read_round(key, value), modified
             elif key.startswith(keys.nodes):
                 if node_id := keys.node_of(key):
                     self.nodes[node_id], self.leases[node_id] = read_node(key, value), lease

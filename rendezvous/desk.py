@@ -9,6 +9,7 @@ from .effects import Ask, CancelTimer, Effect, SetTimer, Unwatch, WatchKeys
 from .events import Answered, TimerFired, WatchHeard
 from .store import Answer, Changes, RangeAnswer, Request, StoreError, TxnAnswer, WatchLost
 
+TIMEOUT_S = 2.0  # of one request, where nothing says otherwise
 RETRY_S = 0.2
 LONGEST_PAUSE_S = 2.0
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dlaunch.errors import ConfigurationError, DlaunchError, StoreUnreachable
 
-from .desk import Desk
+from .desk import TIMEOUT_S, Desk
 from .keys import Keys
 from .records import Malformed, Phase, RoundRecord, RunSettings, SpecRecord, read_spec, write_round, write_spec
 from .store import (
@@ -25,7 +25,6 @@ from .store import (
     TxnAnswer,
 )
 
-TIMEOUT_S = 2.0
 RUN_LEASE_S = 3600  # how long a run is remembered after its last agent is gone
 
 Joined = Callable[[SpecRecord, "KeyValue | None", int], None]

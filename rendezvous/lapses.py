@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .board import Board
-from .desk import Desk
+from .desk import TIMEOUT_S, Desk
 from .keys import Keys
 from .proofs import Proofs
 from .records import Kind, Phase, RunSettings
@@ -26,8 +26,6 @@ from .store import (
     ServerVersion,
     StoreError,
 )
-
-TIMEOUT_S = 2.0
 
 
 class Standing(NamedTuple):

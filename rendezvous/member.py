@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dlaunch.errors import DlaunchError, StoreUnreachable
 from dlaunch.outcome import Failure
 
-from .desk import Desk
+from .desk import RETRY_S, TIMEOUT_S, Desk
 from .effects import Effect, EndRun, FollowPeer, Left, OpenMeeting, Refuse, RunRound, Say, SendPeer, SetToken, StopRound
 from .events import (
     Answered,
@@ -53,8 +53,6 @@ from .vouching import ToPeer, Vouching
 
 __all__ = ["Member", "MemberSettings", "NodeInfo"]
 
-TIMEOUT_S = 2.0  # of one request
-RETRY_S = 0.2
 LOOK_S = 2.0  # how often every agent looks whether it has to propose
 FIRST_NODES = 16  # registrations that a look shows, the oldest first: the elders are among them
 FENCE_S = 0.1  # from a peer's refusal to the proof: workers that lost every parent at once are being killed
@@ -89,7 +87,7 @@ class Member:
             desk, keys, settings.run_id, run, settings.connect_s, fresh, self._has_joined, self._refuse
         )
         self._registration = Registration(desk, keys, node, run.lease_ttl_s, fresh, self)
-        self._outbox = Outbox(desk, keys, self._round_seen, self.see, self._trouble)
+        self._outbox = Outbox(desk, keys, lambda: self.round_seen, self.see, self._trouble)
         self._vouching = Vouching(run.lease_ttl_s)
         self._spec: SpecRecord | None = None
         self._proposer: Proposer | None = None
@@ -99,6 +97,7 @@ class Member:
         self._round_revision = 0
         self._watch: int | None = None
         self._assigns: dict[str, AssignRecord | None] = {}  # by nonce: the only one that counts now
+        self._assign_asked: str | None = None  # the nonce for which it was asked last, unless that failed
         self._gone: set[str] = set()  # members of this round that we found gone
         # this node's workers
         self._running = 0  # the round of the workers that live here; 0: none
@@ -186,9 +185,9 @@ class Member:
         return self._running != 0 and not self._stopping
 
     @property
-    def round_revision(self) -> int:
-        """Of `round` as it was last seen."""
-        return self._round_revision
+    def round_seen(self) -> RoundSeen:
+        """`round` as it was last seen."""
+        return RoundSeen(self._round.number if self._round else 0, self._round_revision)
 
     def registered(self) -> None:
         """There is a lease, and our id on it."""
@@ -333,14 +332,6 @@ class Member:
         for key, value, created, modified, lease in what.changes:
             self.see(None if value is None else KeyValue(key, value, created, modified, lease))
 
-    def _round_seen(self) -> RoundSeen:
-        return RoundSeen(self._round.number if self._round else 0, self._round_revision)
-
-    @property
-    def round_number(self) -> int:
-        """Of `round` as it was last seen."""
-        return self._round.number if self._round else 0
-
     def see(self, kv: KeyValue | None) -> None:
         """`round` as it stands, or stood: an older one than is known changes nothing. None: there is none."""
         if self._over:
@@ -444,13 +435,15 @@ class Member:
     def _read_assign(self, nonce: str) -> None:
         self._assigns = {}
         request = Txn((), tuple(Range(self._keys.assign(nonce, node_id)) for node_id in self._registration.ids))
-        if request.success:
+        if request.success and self._assign_asked != nonce:
+            self._assign_asked = nonce
             self._desk.ask(request, TIMEOUT_S, lambda answer: self._assign_read(nonce, answer))
 
     def _assign_read(self, nonce: str, answer: Answer | StoreError) -> None:
         if not self._round or self._round.nonce != nonce:
             return
         if not isinstance(answer, TxnAnswer):
+            self._assign_asked = None
             self._desk.retry("assign", self._follow_round)
             return
         found = [kv for answered in answer.ranges for kv in answered.kvs]
@@ -566,7 +559,7 @@ class Member:
             return
         self._running = 0
         self._finished = number
-        self._report(Kind.FINISHED, self._member_id())
+        self._outbox.post(ReportRecord(number, self._member_id(), Kind.FINISHED, 0))
         self._after_workers()
 
     def _after_workers(self) -> None:

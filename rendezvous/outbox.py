@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 from dlaunch.outcome import Failure
 
-from .desk import Desk
+from .desk import TIMEOUT_S, Desk
 from .keys import Keys
 from .records import ReportRecord, write_report
 from .store import Answer, Compare, KeyValue, Put, Range, StoreError, Target, Trouble, Txn, TxnAnswer
-
-TIMEOUT_S = 2.0
 
 
 class RoundSeen(NamedTuple):

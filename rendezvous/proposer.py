@@ -12,7 +12,7 @@ from dlaunch.errors import DlaunchError, StoreUnreachable
 
 from .board import Board
 from .decide import FOLD_S, Decision, LookAgain, Sight, decide
-from .desk import Desk
+from .desk import TIMEOUT_S, Desk
 from .effects import Say
 from .keys import Keys
 from .lapses import Lapses, Standing
@@ -39,7 +39,6 @@ from .store import (
 
 PROPOSERS = 3
 STAGGER_S = 0.03  # the i-th proposer acts i times this later
-TIMEOUT_S = 2.0
 CONSIDER_S = FOLD_S / 2
 WAITING_S = 3.0  # a round that forms for longer is told of
 PIECE = 100  # assignments in one transaction

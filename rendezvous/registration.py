@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from .desk import Desk
+from .desk import TIMEOUT_S, Desk
 from .effects import SetDeadline
 from .keys import Keys, new_node_id
+from .outbox import RoundSeen
 from .records import Kind, NodeRecord, write_node
 from .store import (
     Answer,
@@ -32,7 +33,6 @@ from .store import (
     TxnAnswer,
 )
 
-TIMEOUT_S = 2.0
 OLD_IDS = 3  # that are remembered: one of them may be a member of the round
 
 
@@ -55,12 +55,8 @@ class Owner(Protocol):
         """Whether workers of the current round live here and have not been stopped."""
 
     @property
-    def round_revision(self) -> int:
-        """Of `round` as it was last seen."""
-
-    @property
-    def round_number(self) -> int:
-        """Of `round` as it was last seen."""
+    def round_seen(self) -> RoundSeen:
+        """`round` as it was last seen."""
 
     def see(self, kv: KeyValue | None) -> None:
         """`round`, as it was found on the way."""
@@ -149,8 +145,9 @@ class Registration:
         )
         compares = [Compare(key, Target.CREATE_REVISION, 0)]
         if self._owner.runs_unbroken:  # the same id again: only if the round stands as it did
-            compares.append(Compare(self._keys.round, Target.MOD_REVISION, self._owner.round_revision))
-            told = self._keys.report(self._owner.round_number, node_id, Kind.STOPPED.value)
+            seen = self._owner.round_seen
+            compares.append(Compare(self._keys.round, Target.MOD_REVISION, seen.revision))
+            told = self._keys.report(seen.number, node_id, Kind.STOPPED.value)
             compares.append(Compare(told, Target.CREATE_REVISION, 0))  # and they have not stopped meanwhile
         request = Txn(
             tuple(compares),

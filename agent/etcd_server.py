@@ -18,8 +18,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import NamedTuple
 
 import dlaunch
 from dlaunch import frames
+from dlaunch.addresses import join_host_and_port
 from dlaunch.clock import now
 from dlaunch.errors import ConfigurationError
 
@@ -34,11 +33,9 @@ from .etcd_binary import find_etcd
 from .own_address import Place, bind_error, is_ours, means_loopback, resolve
 
 STOP_S = 5.0  # how long the keeper may take to end etcd and remove its files
-LOOK_AGAIN_S = 0.02  # at the connections of others: there is no event for their end
 LOG_NAME = "etcd.log"
 _KEEPER = Path(dlaunch.__file__).parent / "worker" / "keeper.py"
 _PEERS = "unix://peers:0"  # a socket in etcd's working directory, which is private
-_ESTABLISHED = "01"  # source: linux/tcp_states.h
 _KEPT_VARIABLE = "ETCD_UNSUPPORTED_ARCH"  # without which etcd refuses to run on some processors
 # Variables, not flags: an etcd that does not know one of them goes on. No disk is waited for, and nothing but gRPC is
 # spoken: a web page that somebody opens on this host must not reach it.
@@ -68,7 +65,7 @@ class EtcdServer:
     """
 
     def __init__(self, program: str, place: Place, port: int, log: Path | None) -> None:
-        self.address = _host_port(place, port)
+        self.address = join_host_and_port(str(place), port)
         self.socket, keepers_end = socket.socketpair()
         self._place = place
         self._port = port
@@ -91,7 +88,7 @@ class EtcdServer:
         """
         place = _listening_place(host)
         if _is_taken(place, port):
-            return AlreadyServed(_host_port(place, port))
+            return AlreadyServed(join_host_and_port(str(place), port))
         program = find_etcd()
         if program is None:
             raise ConfigurationError(
@@ -133,22 +130,6 @@ class EtcdServer:
                 raise _cannot_start(f"it was not ready after {within_s:g} s")
         return state
 
-    def is_ready(self) -> bool:
-        """Whether it serves; as `state` otherwise."""
-        return self.state() is EtcdState.READY
-
-    def linger(self, seconds: float, clients_gone: Callable[[], bool] | None = None) -> bool:
-        """Wait until nobody uses it any more, at most so long; whether that came about. Blocks.
-
-        Without ``clients_gone``: until no client has a connection to it. The others of a run end when they have read
-        how it ended, and their connections with them; our own client must be closed before.
-        """
-        gone = clients_gone or self._has_no_clients
-        give_up_at = now() + seconds
-        while not (done := gone()) and now() < give_up_at and self.state() is EtcdState.READY:
-            time.sleep(LOOK_AGAIN_S)
-        return done
-
     def stop(self) -> None:
         """End it and remove its files; waits for that."""
         if self.socket.fileno() == -1:
@@ -170,9 +151,6 @@ class EtcdServer:
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _has_no_clients(self) -> bool:
-        return count_connections(self._port) == 0
-
     def _why_not(self, frame: frames.Frame) -> EtcdState:
         if frame["kind"] == "not_started":
             raise _cannot_start(frame["reason"])
@@ -193,20 +171,6 @@ def owns_endpoint(host: str) -> bool:
     if host in {"localhost", socket.gethostname()}:
         return True
     return any(map(is_ours, _resolve(host)))
-
-
-def count_connections(port: int) -> int:
-    """How many established TCP connections this host's end of which is ``port`` there are. Source: proc(5)."""
-    count = 0
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]
-        except OSError:  # a kernel without IPv6
-            continue
-        for line in lines:
-            _number, local, _remote, state = line.split(maxsplit=4)[:4]
-            count += int(local.rpartition(":")[2], 16) == port and state == _ESTABLISHED
-    return count
 
 
 def _listening_place(host: str) -> Place:
@@ -238,7 +202,7 @@ def _is_taken(place: Place, port: int) -> bool:
     code = bind_error(place, port)
     if code not in {0, errno.EADDRINUSE}:
         raise ConfigurationError(
-            f"The private etcd cannot listen on {_host_port(place, port)} ({os.strerror(code)}).",
+            f"The private etcd cannot listen on {join_host_and_port(str(place), port)} ({os.strerror(code)}).",
             "Name another port with --rdzv-endpoint HOST:PORT, the same on all nodes.",
         )
     return code == errno.EADDRINUSE
@@ -264,10 +228,6 @@ def _environment() -> dict[str, str]:
 def _unnamed_file() -> int:
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def _host_port(place: Place, port: int) -> str:
-    return f"[{place}]:{port}" if place.family is socket.AF_INET6 else f"{place}:{port}"
 
 
 def _cannot_start(why: str) -> ConfigurationError:

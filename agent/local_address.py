@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
+from dlaunch.addresses import host_and_port
 from dlaunch.errors import ConfigurationError, StoreUnreachable
-from dlaunch.rendezvous_spec import host_and_port
 
 from .own_address import Place, is_ours, means_loopback, resolve
 

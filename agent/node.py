@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dlaunch.addresses import host_and_port
 from dlaunch.outcome import Outcome
 from dlaunch.rendezvous.endpoints import EtcdSettings
 from dlaunch.rendezvous.member import Member, MemberSettings, NodeInfo
 from dlaunch.rendezvous.records import Join, RunSettings
 from dlaunch.rendezvous.store import Store
-from dlaunch.rendezvous_spec import RendezvousSpec, host_and_port
+from dlaunch.rendezvous_spec import RendezvousSpec
 from dlaunch.secret import password_of
 from dlaunch.spec import JobSpec
 

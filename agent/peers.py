@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from dlaunch.addresses import join_host_and_port
 from dlaunch.clock import now
 from dlaunch.errors import ConfigurationError
 from dlaunch.rendezvous.values import Peer
@@ -81,8 +82,7 @@ class Peers:
             raise _cannot_listen(host, error) from None
         self.listener = listener
         self._set_listening()
-        port = listener.getsockname()[1]
-        return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+        return join_host_and_port(host, listener.getsockname()[1])
 
     def set_identity(self, token: str, node_id: str) -> None:
         """Who we are from now on. Where that changes, all connections are opened anew under the new name."""

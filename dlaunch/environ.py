@@ -1,4 +1,4 @@
-"""The variables that a worker sees: torchrun's contract, in one pure function.
+"""The variables that a worker sees: torchrun's contract, in one pure function; and the one that none may see.
 
 Source: torch 2.13 ``torch/distributed/elastic/agent/server/local_elastic_agent.py`` for names and meanings.
 """
@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from .ways import VARIABLE as PARALLEL
 from .ways import Way
+
+PASSWORD_VARIABLE = "DLAUNCH_RDZV_PASSWORD"  # for the launcher alone, which takes it out of its environment
 
 
 class Place(NamedTuple):

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from .addresses import host_and_port
+from .environ import PASSWORD_VARIABLE
 from .errors import UsageError
 from .spec import above, at_least
 
@@ -18,20 +20,7 @@ class JoinPolicy(Enum):
     SETTLE = "settle"  # once no further node has come for a while
 
 
-PASSWORD_VARIABLE = "DLAUNCH_RDZV_PASSWORD"
 LEAST_LEASE_S = 2.0  # a busy etcd cannot be trusted to renew faster
-
-
-def host_and_port(endpoint: str) -> tuple[str, int]:
-    """The two parts of ``host:port`` or ``[v6]:port``; raises ValueError where they are not there."""
-    host, _, port = endpoint.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"the IPv6 address in {endpoint!r} has no brackets")
-    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65535:
-        raise ValueError(f"{endpoint!r} is not host:port")
-    return host, int(port)
 
 
 @dataclass(frozen=True, slots=True)

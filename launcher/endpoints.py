@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from dlaunch.addresses import join_host_and_port
 from dlaunch.errors import UsageError
 
 from . import grammar
@@ -27,8 +28,7 @@ class Endpoint(NamedTuple):
 
     def at(self, default_port: int) -> str:
         """``host:port`` or ``[v6]:port``."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{default_port if self.port is None else self.port}"
+        return join_host_and_port(self.host, default_port if self.port is None else self.port)
 
 
 def parse_endpoints(setting: Setting) -> tuple[Endpoint, ...]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from dlaunch.environ import PASSWORD_VARIABLE
 from dlaunch.errors import UsageError
-from dlaunch.rendezvous_spec import LEAST_LEASE_S, PASSWORD_VARIABLE, JoinPolicy, RendezvousSpec
+from dlaunch.rendezvous_spec import LEAST_LEASE_S, JoinPolicy, RendezvousSpec
 
 from . import grammar
 from .endpoints import members_of_etcd, parse_endpoints, private_etcd, uses_etcd

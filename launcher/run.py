@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dlaunch.environ import PASSWORD_VARIABLE
 from dlaunch.spec import JobSpec
 from dlaunch.ways import check_way_for
 
@@ -32,7 +33,7 @@ def specify_from_here(given: Given, command: Sequence[str]) -> JobSpec:
         given, command, os.environ, interpreter=find_interpreter(os.environ), new_run_id=os.urandom(16).hex()
     )
     check_job(spec, os.environ)
-    os.environ.pop("DLAUNCH_RDZV_PASSWORD", None)  # no process that we start has any business with it
+    os.environ.pop(PASSWORD_VARIABLE, None)  # no process that we start has any business with it
     return spec
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from dlaunch.addresses import join_host_and_port
 from dlaunch.errors import ConfigurationError, UsageError
 
 DEFAULT_PORT = 2379  # etcd's own, for clients
@@ -19,7 +20,7 @@ class Endpoint(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_host_and_port(self.host, self.port)
 
 
 def parse_endpoint(text: str) -> Endpoint:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 
-from dlaunch.agent.etcd_server import EtcdServer
+from dlaunch.agent.etcd_server import EtcdServer, EtcdState
 from dlaunch.worker.family import alive_below
+
+PATIENCE_S = 60.0
 
 
 def main() -> None:
     server = EtcdServer.start("127.0.0.1", int(sys.argv[1]), None)
     assert isinstance(server, EtcdServer)
-    while not server.is_ready():
-        select.select([server.socket], [], [])
+    assert server.settled(PATIENCE_S) is EtcdState.READY
     print(json.dumps([[each.pid, each.name] for each in alive_below(os.getpid())]), flush=True)
     signal.pause()
 

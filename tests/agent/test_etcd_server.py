@@ -19,7 +19,7 @@ import pytest
 
 from dlaunch.agent import etcd_server
 from dlaunch.agent.etcd_binary import find_etcd
-from dlaunch.agent.etcd_server import AlreadyServed, EtcdServer, EtcdState, count_connections, owns_endpoint
+from dlaunch.agent.etcd_server import AlreadyServed, EtcdServer, EtcdState, owns_endpoint
 from dlaunch.errors import ConfigurationError
 from dlaunch.worker.family import alive_below
 from tests.worker.marked import wait_until_gone
@@ -247,21 +247,6 @@ def test_nothing_outlives_a_kill_of_the_agent(tmp_path: Path) -> None:
     assert wait_until_gone([pid for pid, _name in below]) == []
     assert listening(port) == []
     assert list(tmp_path.iterdir()) == []
-
-
-@needs_etcd
-def test_it_lingers_until_its_last_client_is_gone_and_no_longer_than_it_may(start: Start) -> None:
-    port = free_port()
-    server = start("127.0.0.1", port)
-    assert settled(server) is EtcdState.READY
-    assert isinstance(server, EtcdServer)
-    assert server.linger(PATIENCE_S)  # nobody is there, not even it itself
-    with socket.create_connection(("127.0.0.1", port)):
-        assert count_connections(port) == 1
-        assert not server.linger(0.1)
-        answers = iter([False, False, True])
-        assert server.linger(PATIENCE_S, lambda: next(answers))
-    assert server.linger(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

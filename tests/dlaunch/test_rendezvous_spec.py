@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dlaunch.errors import UsageError
-from dlaunch.rendezvous_spec import host_and_port
 from dlaunch.spec import JobSpec, Program, ProgramKind, RendezvousSpec
 
 GOOD = RendezvousSpec(2, 4, ("e1:2379", "[::1]:2379"))
@@ -45,22 +44,6 @@ def test_a_value_that_cannot_be_is_born(changes: dict[str, Any], sentence: str) 
         dataclasses.replace(GOOD, **changes)
     assert refusal.value.sentence == sentence
     assert "hunter2" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "parts"),
-    [("e1:2379", ("e1", 2379)), ("10.0.0.1:1", ("10.0.0.1", 1)), ("[fd00::1]:65535", ("fd00::1", 65535))],
-)
-def test_an_endpoint_is_split_elsewhere(endpoint: str, parts: tuple[str, int]) -> None:
-    assert host_and_port(endpoint) == parts
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["", "e1", "e1:", ":1", "[]:1", "e1:0", "e1:65536", "e1:+1", "e1:1_0", "::1:1", "e1:x"]
-)
-def test_a_text_that_is_no_endpoint_is_split(endpoint: str) -> None:
-    with pytest.raises(ValueError):
-        host_and_port(endpoint)
 
 
 def test_tls_is_not_used_with_a_file_of_it() -> None:

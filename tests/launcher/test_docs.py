@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dlaunch.environ import PASSWORD_VARIABLE
 from dlaunch.errors import ExitCode
 from dlaunch.launcher.main import command_line
 from dlaunch.launcher.options import BY_SPELLING, OPTIONS, Option, normalize
 from dlaunch.launcher.rdzv_conf import KEYS, WITHOUT_EFFECT
 from dlaunch.launcher.specify import specify
-from dlaunch.rendezvous_spec import PASSWORD_VARIABLE
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 HOW_TO = REFERENCE.parent / "how-to"

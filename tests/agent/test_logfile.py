@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import pytest
 
 from dlaunch.agent.logfile import LogFile
 from dlaunch.agent.writer import FileWriter
+
+from .hung_file import hang, read_all
 
 DEADLINE_S = 60
 
@@ -87,19 +88,8 @@ def test_what_is_written_comes_in_order_however_it_is_cut(tmp_path: Path) -> Non
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A file that takes some bytes and then hangs: a named pipe that nobody reads."""
-    path = tmp_path / "hangs"
-    os.mkfifo(path)
-    return path
-
-
-def read_all(path: Path, size: int) -> bytes:
-    """What is written to a named pipe, ``size`` bytes of it."""
-    found = b""
-    with path.open("rb", buffering=0) as file:
-        while len(found) < size:
-            found += file.read(1 << 20)
-    return found
+    """A file that hangs."""
+    return hang(tmp_path / "hangs")
 
 
 def test_a_file_that_hangs_stops_nobody_who_writes_to_it_and_loses_nothing_when_it_goes_on(pipe: Path) -> None:

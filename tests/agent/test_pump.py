@@ -27,6 +27,8 @@ from dlaunch.agent.writer import FileWriter
 from dlaunch.environ import Place
 from dlaunch.spec import JobSpec, OutputSpec, Program, ProgramKind, StreamMap, Streams
 
+from .hung_file import hang, read_all
+
 DEADLINE_S = 60
 
 
@@ -393,20 +395,11 @@ def test_a_log_file_that_cannot_be_opened_is_told_and_the_job_goes_on(tmp_path: 
     assert [notice.startswith(f"{tmp_path}/file/stdout.log cannot be opened") for notice in screen.notices] == [True]
 
 
-def hang(path: Path | None) -> Path:
-    """Put a named pipe, which takes some bytes and then hangs, in the place of a log file."""
+def hang_log(job: Job) -> Path:
+    """Have the first worker's log file hang."""
+    path = job.directory.worker(0, 0).stdout
     assert path is not None
-    path.parent.mkdir(parents=True)
-    os.mkfifo(path)
-    return path
-
-
-def read_all(path: Path, size: int) -> bytes:
-    found = b""
-    with path.open("rb", buffering=0) as file:
-        while len(found) < size:
-            found += file.read(1 << 20)
-    return found
+    return hang(path)
 
 
 def write_until_full(end: int, job: Job) -> bytes:
@@ -428,7 +421,7 @@ def write_until_full(end: int, job: Job) -> bytes:
 def test_a_log_file_that_hangs_holds_up_only_the_worker_that_floods_it_and_loses_nothing(tmp_path: Path) -> None:
     with job_in(tmp_path) as job:
         job.pump = OutputPump(OutputSpec(), job.screen, job.selector, FileWriter(8 << 20))
-        hung = hang(job.directory.worker(0, 0).stdout)
+        hung = hang_log(job)
         flood, other = job.open(0), job.open(1)
         written = write_until_full(flood[0], job)
         assert len(written) > (8 << 20) // 4, "its share was held"
@@ -453,7 +446,7 @@ def test_an_attempt_ends_although_a_log_file_hangs_and_the_file_is_named(tmp_pat
     with job_in(tmp_path) as job:
         job.pump = OutputPump(OutputSpec(), job.screen, job.selector, FileWriter(1 << 20))
         before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        hung = hang(job.directory.worker(0, 0).stdout)
+        hung = hang_log(job)
         flood, other = job.open(0), job.open(1)
         written = write_until_full(flood[0], job)
         os.write(other[0], b"behind it\n")
@@ -473,7 +466,7 @@ def test_an_attempt_ends_although_a_log_file_hangs_and_the_file_is_named(tmp_pat
 
 def test_the_end_of_an_attempt_need_not_wait_for_the_files(tmp_path: Path) -> None:
     with job_in(tmp_path) as job:
-        hung = hang(job.directory.worker(0, 0).stdout)
+        hung = hang_log(job)
         stdout, stderr = job.open(0)
         os.write(stdout, b"x" * 100_000)
         os.close(stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
@@ -26,6 +27,13 @@ def marked(mark: str) -> list[int]:
     return [
         pid for pid in _all() if wanted in _read(pid, "environ") and _read(pid, "stat").rpartition(b")")[2][1:2] != b"Z"
     ]
+
+
+def kill_marked(mark: str) -> None:
+    """Leave none of them."""
+    for pid in marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def wait_until_gone(pids: Iterable[int]) -> list[int]:

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from dlaunch import frames
 from dlaunch.clock import now
 
 from .driver import Driver
-from .marked import VARIABLE, marked, new_mark, wait_until_gone
+from .marked import VARIABLE, marked, wait_until_gone
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -50,16 +49,6 @@ def wait_for_clock(at: float) -> None:
 
 def kinds(told: Sequence[frames.Frame]) -> list[tuple[str, int | None]]:
     return [(frame["kind"], frame.get("id")) for frame in told]
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """A mark for processes; those that a failed test leaves do not stay."""
-    mark = new_mark()
-    yield mark
-    for pid in marked(mark):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @BOTH

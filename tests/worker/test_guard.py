@@ -20,7 +20,7 @@ import pytest
 from dlaunch import frames
 
 from .driver import PATIENCE_S, Driver
-from .marked import VARIABLE, marked, new_mark, wait_until_gone
+from .marked import VARIABLE, kill_marked, new_mark, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here')\nwhile True: signal.pause()\n"
@@ -42,9 +42,7 @@ def listening_agent(tmp_path: Path, mode: str) -> Iterator[tuple[int, dict[str, 
             yield agent.pid, json.loads(agent.stdout.readline())
         finally:
             agent.kill()
-            for pid in marked(mark):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_marked(mark)
 
 
 def connect(port: int) -> int:

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from .driver import PATIENCE_S, Driver
-from .marked import VARIABLE, marked, new_mark, wait_until_gone
+from .marked import VARIABLE, marked, wait_until_gone
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -203,16 +203,6 @@ def test_a_sweep_lets_the_resource_tracker_clean_up(tmp_path: Path, mode: str) -
         assert driver.exit_code(worker) == -signal.SIGKILL
         assert driver.sweep() == []
         assert not (Path("/dev/shm") / name).exists()
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """A mark for processes; those that a failed test leaves do not stay."""
-    mark = new_mark()
-    yield mark
-    for pid in marked(mark):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @BOTH

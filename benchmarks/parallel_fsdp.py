@@ -12,9 +12,7 @@ the peak of the ranks' proportional memory (each shared page counted once) above
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import tempfile
 import threading
@@ -23,10 +21,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import contest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from parallel_models import MODELS
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP1
@@ -121,50 +120,27 @@ def make_step(name: str, model_name: str, rank: int, adam: bool = False) -> tupl
 def measure(model_name: str, names: list[str], rounds: int, steps: int) -> dict[str, dict[str, float]]:
     """Median seconds of a step's parts for each contestant; the order changes from round to round."""
     rank = dist.get_rank()
+    names = [name for name in names if name in TIMED]
     runs = {name: make_step(name, model_name, rank) for name in names}
     for step, parts in runs.values():
         for _ in range(3):
             step()
         parts.seconds = {part: [] for part in parts.seconds}
-    for number in range(rounds):
-        for place in range(len(names)):
-            name = names[(place + number) % len(names)]
-            dist.barrier()
-            for _ in range(steps):
-                runs[name][0]()
+    for name in contest.turns(names, rounds, steps):
+        runs[name][0]()
     return {
         name: {part: statistics.median(seconds) for part, seconds in parts.seconds.items()}
         for name, (_, parts) in runs.items()
     }
 
 
-def work(rank: int, world_size: int, store: str, arguments: argparse.Namespace) -> None:
-    join(rank, world_size, store)
-    for model_name in arguments.models:
-        names = [name for name in arguments.contestants if name in TIMED]
-        result = measure(model_name, names, arguments.rounds, arguments.steps)
-        if rank == 0:
-            report(model_name, world_size, result, arguments.json)
-    dist.barrier()
-    os._exit(0)
-
-
-def join(rank: int, world_size: int, store: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
-
-
-def report(model_name: str, world_size: int, result: dict[str, dict[str, float]], json_file: Path | None) -> None:
+def report(result: dict[str, dict[str, float]]) -> dict[str, Any]:
     base = result.get(BASELINE, {}).get("step")
-    print(f"\n{model_name}, {world_size} ranks")
     for name, parts in result.items():
         ratio = f"{parts['step'] / base:6.2f} x" if base else ""
         told = ", ".join(f"{part} {parts[part] * 1e3:.1f}" for part in ("forward", "backward", "optimizer", "cpu"))
         print(f"  {name:20} {parts['step'] * 1e3:8.1f} ms {ratio}   {told}", flush=True)
-    if json_file is not None:
-        entry = {"benchmark": "parallel_fsdp", "model": model_name, "world_size": world_size, "median_s": result}
-        with json_file.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+    return {"median_s": result}
 
 
 # Memory
@@ -198,7 +174,7 @@ class Peak:
 
 
 def measure_memory(rank: int, world_size: int, store: str, name: str, model_name: str, answer: str) -> None:
-    join(rank, world_size, store)
+    contest.join(rank, world_size, store)
     dist.barrier()
     bare = proportional_bytes()
     step, _ = make_step(name, model_name, rank, adam=True)
@@ -209,42 +185,28 @@ def measure_memory(rank: int, world_size: int, store: str, name: str, model_name
     dist.barrier()
     resting = proportional_bytes()
     Path(f"{answer}.{rank}").write_text(json.dumps([resting - bare, peak.highest - bare]))
-    dist.barrier()
-    os._exit(0)
+    contest.leave()
 
 
 def report_memory(model_name: str, world_size: int, names: Iterable[str]) -> None:
     print(f"\n{model_name} with Adam, {world_size} ranks: MB of the largest rank, between steps and at the peak")
     for name in names:
         with tempfile.TemporaryDirectory() as directory:
-            arguments = (world_size, f"{directory}/store", name, model_name, f"{directory}/answer")
-            mp.start_processes(measure_memory, args=arguments, nprocs=world_size, start_method="spawn")
+            contest.on_ranks(measure_memory, world_size, name, model_name, f"{directory}/answer")
             ranks = [json.loads(Path(f"{directory}/answer.{rank}").read_text()) for rank in range(world_size)]
         resting, peak = (max(column) / 1e6 for column in zip(*ranks, strict=True))
         print(f"  {name:20} {resting:8.0f} {peak:8.0f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare sharded classes on the same models.")
-    parser.add_argument("--world-size", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=4, help="steps of one contestant in one round")
-    parser.add_argument("--models", nargs="+", choices=("gpt", "mlp"), default=["gpt", "mlp"])
-    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
-    parser.add_argument("--memory", action="store_true", help="measure memory, not time")
-    parser.add_argument("--json", type=Path, help="append results to this file, a JSON object a line")
-    arguments = parser.parse_args()
+    flags = contest.parser("Compare sharded classes on the same models.", ["gpt", "mlp"], CONTESTANTS)
+    flags.add_argument("--memory", action="store_true", help="measure memory, not time")
+    arguments = flags.parse_args()
     if arguments.memory:
         for model_name in arguments.models:
             report_memory(model_name, arguments.world_size, arguments.contestants)
         return
-    with tempfile.TemporaryDirectory() as directory:
-        mp.start_processes(
-            work,
-            args=(arguments.world_size, f"{directory}/store", arguments),
-            nprocs=arguments.world_size,
-            start_method="spawn",
-        )
+    contest.hold(contest.Contest("parallel_fsdp", measure, report), arguments)
 
 
 if __name__ == "__main__":

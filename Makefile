@@ -7,8 +7,8 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-parallel bench-faults bench-agents matrix checkpoint-kills chaos chaos-nodes \
-	simulate docs clean
+.PHONY: help setup demo test check bench bench-launcher bench-parallel bench-faults bench-agents matrix checkpoint-kills \
+	chaos chaos-nodes simulate docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,14 +36,17 @@ check: $(READY)  ## lint, format, types, architecture
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## measure against torchrun in one run: ratios, medians (ARGS=--help for a part of it)
+bench: bench-launcher bench-parallel  ## all on one node: against torchrun, and against torch's DDP and FSDP
+
+bench-launcher: $(READY)  ## measure against torchrun in one run: ratios, medians (ARGS=--help for a part of it)
 	$(BIN)/python benchmarks/launcher.py $(ARGS)
 
-bench-parallel: $(READY)  ## measure our DDP, DataParallel and FSDP against torch's
-	cd benchmarks && ../$(BIN)/python parallel_ddp.py $(ARGS)
-	cd benchmarks && ../$(BIN)/python parallel_ddp_memory.py
+bench-parallel: $(READY)  ## steps and memory of our DDP, FSDP and DataParallel beside torch's (ARGS="--world-size 2")
+	$(BIN)/python benchmarks/parallel_ddp.py $(ARGS)
+	$(BIN)/python benchmarks/parallel_fsdp.py $(ARGS)
+	$(BIN)/python benchmarks/parallel_ddp.py --memory $(ARGS)
+	$(BIN)/python benchmarks/parallel_fsdp.py --memory $(ARGS)
 	$(BIN)/python benchmarks/parallel_dp.py
-	cd benchmarks && ../$(BIN)/python parallel_fsdp.py
 
 matrix: $(READY)  ## every feature of our DDP and FSDP alone and in pairs, fifty steps (hours)
 	$(BIN)/python benchmarks/parallel_ddp_matrix.py $(ARGS)

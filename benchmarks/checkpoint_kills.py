@@ -1,15 +1,18 @@
-"""Kill a process that trains and saves, again and again, and look whether anything was ever lost.
+"""Kill a job that trains and saves, again and again, and look whether anything was ever lost.
 
     python benchmarks/checkpoint_kills.py --kills 1000 --seed 1
 
-Each life is forked from this process, which holds torch already. It loads the last checkpoint, goes on through the
-epoch as a world of another size, and saves after every step in the background until it is killed: at a random moment,
-at the n-th call that touches the file system, or by the kernel at byte k of a file (RLIMIT_FSIZE). After each death:
+Each life is forked from this process, which holds torch already: one process that plays all ranks of a world, or
+several real ranks with a process group, of which each writes its shard. It loads the last checkpoint, goes on through
+the epoch as a world of another size, and saves after every step in the background until it is killed: at a random
+moment, at the n-th call that touches the file system, or by the kernel at byte k of a file (RLIMIT_FSIZE). Of several
+ranks a random one is killed, and then the others, as a launcher would. After each death:
 
 - the last good checkpoint is at least the last one that was reported as published, and nothing is damaged;
-- its tensors are those of its step;
+- its tensors, and the shards of its ranks put together, are those of its step;
 - the samples that it says were delivered are exactly the first ones of the epoch's order, each once.
 
+The lives themselves check that each step has the next samples of the order, and that each epoch had all of them once.
 Exit status 1 and the seed of the life if any of that does not hold.
 """
 
@@ -20,81 +23,42 @@ import json
 import os
 import random
 import resource
+import select
 import signal
-import struct
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from checkpoint_lives import REPORT, live_alone, live_together, order_of, rows_of, weights_of
 
-from dlaunch.parallel import checkpoint
-from dlaunch.parallel.data.sampler import ElasticDistributedSampler
+from dlaunch.parallel import CollectiveError, checkpoint
 
-EPOCH = range(997)
 MODES = ("moment", "call", "byte")
-_REPORT = struct.Struct("<q")
+_ITSELF, _LEFT_ALONE = 7, 8  # exit codes: it failed by itself; another rank was gone
+_KILLED = {-signal.SIGKILL, -signal.SIGXFSZ}
 
 
-def weights_of(step: int) -> dict[str, torch.Tensor]:
-    """What a model has after ``step`` steps; some 300 KB."""
-    generator = torch.Generator().manual_seed(step)
-    return {f"layer{number}": torch.randn(128, 128, generator=generator) for number in range(5)}
-
-
-def one_step(samplers: list[ElasticDistributedSampler], taken: list[Iterator[int]], batch_size: int) -> list[int]:
-    """The samples that all ranks take in a step."""
-    samples = [
-        index for share in taken for index in [next(share, None) for _ in range(batch_size)] if index is not None
-    ]
-    for sampler in samplers:
-        sampler.advance(batch_size)
-    return samples
-
-
-def train(directory: Path, report: int, rng: random.Random) -> NoReturn:
-    """Load, train and save for ever."""
-    world_size, batch_size = rng.randint(1, 6), rng.randint(1, 60)
-    samplers = [ElasticDistributedSampler(EPOCH, world_size, rank, seed=3) for rank in range(world_size)]
-    found = checkpoint.load(directory)
-    step, delivered = 0, []
-    if found is not None:
-        step, delivered = found.step, found.state["delivered"].tolist()
-        for sampler in samplers:
-            sampler.load_state_dict(found.state["sampler"])
-    os.write(report, _REPORT.pack(-1))
-    saver = checkpoint.Saver(directory, keep_last=3, keep_every=100)
-    while True:
-        if samplers[0].position == len(EPOCH):
-            delivered = []
-            for sampler in samplers:
-                sampler.set_epoch(sampler.epoch + 1)
-        taken = [iter(sampler) for sampler in samplers]
-        while samplers[0].position < len(EPOCH):
-            delivered += one_step(samplers, taken, batch_size)
-            step += 1
-            state = {"weights": weights_of(step), "sampler": samplers[0], "delivered": torch.tensor(delivered)}
-            saver.save(state, step)
-            saver.wait()
-            os.write(report, _REPORT.pack(step))
-
-
-def live(directory: Path, report: int, mode: str, seed: int) -> NoReturn:
-    """One life, in a forked process; never returns."""
+def live(directory: Path, report: int, mode: str, seed: int, rank: int, world_size: int, store: Path) -> NoReturn:
+    """One process of a life; never returns."""
     rng = random.Random(seed)
-    if mode == "call":
+    victim = rng.randrange(world_size)
+    if mode == "call" and rank == victim:
         die_at_call(rng.randint(1, 150), str(directory))
-    if mode == "byte":
+    if mode == "byte" and rank == victim:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        limit = rng.randint(0, 360_000)
+        limit = rng.randint(0, 360_000 if rank == 0 else 30_000)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    train(directory, report, rng)
+    rng = random.Random(seed + 1)  # the same on all ranks
+    if world_size == 1:
+        live_alone(directory, report, rng)
+    live_together(directory, report, rng, rank, world_size, store)
 
 
 def die_at_call(number: int, directory: str) -> None:
@@ -110,57 +74,107 @@ def die_at_call(number: int, directory: str) -> None:
     sys.addaudithook(count)
 
 
-def check(directory: Path, at_least: int) -> int:
-    """The step of the last good checkpoint; raises AssertionError if anything was lost or damaged."""
+def check(directory: Path, at_least: int) -> checkpoint.Checkpoint | None:
+    """The last good checkpoint; raises AssertionError if anything was lost or damaged."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", checkpoint.DamagedCheckpointWarning)
         found = checkpoint.latest(directory)
     if found is None:
         assert at_least <= 0, f"step {at_least} was published, and nothing is there"
-        return 0
+        return None
     assert found.step >= at_least, f"step {at_least} was published, and the last good one is {found.step}"
-    state = found.read_state()
+    state = found.read_whole()
     for name, expected in weights_of(found.step).items():
         assert torch.equal(state["weights"][name], expected), f"{name} of step {found.step} is not what was saved"
-    alone = ElasticDistributedSampler(EPOCH, 1, 0, seed=state["sampler"]["seed"])
-    alone.set_epoch(state["sampler"]["epoch"])
-    order, position = list(alone), state["sampler"]["position"]
-    assert sorted(state["delivered"].tolist()) == sorted(order[:position]), f"samples of step {found.step} are wrong"
-    return found.step
+    if found.is_sharded:
+        assert torch.equal(state["rows"], rows_of(found.step)), f"the shards of step {found.step} are wrong"
+    position, delivered = state["sampler"]["position"], state["delivered"].tolist()
+    expected_samples = order_of(state["sampler"]["epoch"])[:position]
+    assert sorted(delivered) == sorted(expected_samples), f"samples of step {found.step} are wrong"
+    return found
 
 
-def kill_once(directory: Path, mode: str, seed: int, known: int) -> int:
-    """Run and kill one life; the step of the last good checkpoint afterwards."""
-    rng = random.Random(~seed)
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
+class Life:
+    """The processes of one life, and what they report."""
+
+    def __init__(self, directory: Path, mode: str, seed: int) -> None:
+        rng = random.Random(~seed)
+        self.world_size = rng.choice((1, 1, 2, 3))
+        self.told = b""
+        self._store = tempfile.NamedTemporaryFile(prefix="kills-store")  # noqa: SIM115  -- closed with the life
+        self._reading, writing = os.pipe()
+        self.pids = [self._born(directory, writing, mode, seed, rank) for rank in range(self.world_size)]
+        os.close(writing)
+        self._ends = [os.pidfd_open(pid) for pid in self.pids]
+
+    def _born(self, directory: Path, report: int, mode: str, seed: int, rank: int) -> int:
+        if (pid := os.fork()) != 0:
+            return pid
+        os.close(self._reading)
         try:
-            live(directory, writing, mode, seed)
+            live(directory, report, mode, seed, rank, self.world_size, Path(self._store.name))
+        except CollectiveError:
+            os._exit(_LEFT_ALONE)
         except BaseException as error:
-            os.write(2, f"the life itself failed: {error!r}\n".encode())
-            os._exit(7)  # reached by no kill
-    os.close(writing)
-    with open(reading, "rb") as reports:  # noqa: PTH123  -- a descriptor
-        told = b""
-        try:
-            if mode == "moment" and reports.read(_REPORT.size):
-                time.sleep(rng.random() * 0.04)  # the random moment
-                if rng.random() < 0.3:
-                    known = max(known, check(directory, known))  # a reader beside the writer
-            if mode == "byte":
-                told = reports.read(_REPORT.size * 4)  # it may be that no file is as long as the limit
-        finally:
-            if mode != "call":
-                os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
-        told += reports.read()
-    _, status = os.waitpid(pid, 0)
-    if not os.WIFSIGNALED(status):
-        raise AssertionError(f"the life ended by itself (wait status {status})")
-    whole = told[: len(told) // _REPORT.size * _REPORT.size]
-    published = max((step for (step,) in _REPORT.iter_unpack(whole)), default=-1)
-    return check(directory, max(known, published))
+            os.write(2, f"rank {rank} of {self.world_size} itself failed: {error!r}\n".encode())
+            os._exit(_ITSELF)
+
+    def wait(self, reports: int | None = None) -> None:
+        """Until so many steps were reported, or a process has ended."""
+        while reports is None or len(self.told) < reports * REPORT.size:
+            ready, _, _ = select.select([self._reading, *self._ends], [], [])
+            if self._reading in ready:
+                if not (data := os.read(self._reading, 1 << 16)):
+                    return
+                self.told += data
+            elif ready:
+                return
+
+    def kill(self, rng: random.Random) -> None:
+        """One first, the others a little later, and take in what they reported."""
+        order = rng.sample(self.pids, len(self.pids))
+        for number, pid in enumerate(order):
+            if number == 1:
+                time.sleep(rng.random() * 0.01)
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        while data := os.read(self._reading, 1 << 16):
+            self.told += data
+
+    def statuses(self) -> list[int]:
+        """What became of the processes, as exit codes (negative: a signal)."""
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self.pids]
+        for descriptor in (self._reading, *self._ends):
+            os.close(descriptor)
+        self._store.close()
+        return codes
+
+    @property
+    def published(self) -> int:
+        """The last step that was reported."""
+        whole = self.told[: len(self.told) // REPORT.size * REPORT.size]
+        return max((step for (step,) in REPORT.iter_unpack(whole)), default=-1)
+
+
+def ended_badly(codes: Sequence[int]) -> bool:
+    """Whether a life ended by itself instead of being killed, or one of its processes did."""
+    return not _KILLED & {*codes} or not {*codes} <= {*_KILLED, _LEFT_ALONE}
+
+
+def kill_once(directory: Path, mode: str, seed: int, known: int) -> tuple[checkpoint.Checkpoint | None, int]:
+    """Run and kill one life; the last good checkpoint afterwards, and how many processes there were."""
+    rng = random.Random(~seed - 1)
+    life = Life(directory, mode, seed)
+    try:
+        life.wait({"moment": 1, "call": None, "byte": 4}[mode])  # it may be that no file is as long as the limit
+        if mode == "moment":
+            time.sleep(rng.random() * 0.04)  # the random moment
+            if rng.random() < 0.3 and (found := check(directory, known)):
+                known = max(known, found.step)  # a reader beside the writer
+    finally:
+        life.kill(rng)
+        codes = life.statuses()
+    assert not ended_badly(codes), f"the life ended by itself (exit codes {codes})"
+    return check(directory, max(known, life.published)), life.world_size
 
 
 def main() -> int:
@@ -170,21 +184,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    began, step, survived_by = time.monotonic(), 0, Counter[str]()
+    began, step, survived_by, found = time.monotonic(), 0, Counter[str](), None
     with tempfile.TemporaryDirectory(prefix="checkpoint-kills") as temporary:
         directory = Path(temporary) / "checkpoints"
         for number in range(options.kills):
             seed = options.seed * 1_000_003 + number
             mode = random.Random(seed).choice(MODES)
             try:
-                step = kill_once(directory, mode, seed, step)
+                found, ranks = kill_once(directory, mode, seed, step)
             except (AssertionError, checkpoint.CheckpointError, checkpoint.DamagedCheckpointWarning) as error:
                 print(f"life {number} (seed {seed}, {mode}): {error}", file=sys.stderr)
                 return 1
-            survived_by[mode] += 1
+            step = found.step if found else 0
+            survived_by[f"{mode}, {'one process' if ranks == 1 else 'several ranks'}"] += 1
         entries = len(list(directory.iterdir()))
-    summary = {"kills": options.kills, "by": dict(survived_by), "steps": step, "entries_left": entries}
-    print(json.dumps({**summary, "seconds": round(time.monotonic() - began, 1)}))
+        epochs = found.read_state()["epochs"] if found else 0
+    summary = {"kills": options.kills, "by": dict(survived_by), "steps": step, "epochs": epochs}
+    print(json.dumps({**summary, "entries_left": entries, "seconds": round(time.monotonic() - began, 1)}))
     return 0
 
 

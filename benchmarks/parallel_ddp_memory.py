@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import statistics
 import tempfile
 import threading
 from pathlib import Path
@@ -50,7 +51,7 @@ class Peak:
         return self.mib
 
 
-def work(rank: int, world_size: int, store: str, name: str, model: str, steps: int) -> None:
+def work(rank: int, world_size: int, store: str, name: str, model: str, steps: int, told: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
     step, _ = make_step(name, model, rank)
@@ -61,7 +62,7 @@ def work(rank: int, world_size: int, store: str, name: str, model: str, steps: i
         step()
     mib = peak.stop()
     if rank == 0:
-        print(f"  {name:20} {mib:8.1f} MiB", flush=True)
+        Path(told).write_text(str(mib))
     dist.barrier()
     os._exit(0)  # torch's reducers would join gloo's threads while they hold the interpreter's lock
 
@@ -72,20 +73,32 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    parser.add_argument("--repeats", type=int, default=7, help="runs of each contestant, in turns")
     parser.add_argument("--mmap-threshold", help="glibc: give back what is larger than so many bytes when it is freed")
     arguments = parser.parse_args()
     if arguments.mmap_threshold:
         os.environ["MALLOC_MMAP_THRESHOLD_"] = arguments.mmap_threshold  # read at the start of the ranks' server
     multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "parallel_ddp"])
-    print(f"{arguments.model}, {arguments.world_size} ranks: peak of rank 0")
-    for name in arguments.contestants:
-        with tempfile.TemporaryDirectory() as directory:
-            mp.start_processes(
-                work,
-                args=(arguments.world_size, f"{directory}/store", name, arguments.model, arguments.steps),
-                nprocs=arguments.world_size,
-                start_method="forkserver",  # torch is imported once, and its pages count a part for each process
-            )
+    peaks: dict[str, list[float]] = {name: [] for name in arguments.contestants}
+    for _ in range(arguments.repeats):
+        for name, found in peaks.items():
+            found.append(measure(name, arguments))
+    print(f"{arguments.model}, {arguments.world_size} ranks: peak of rank 0 in MiB, {arguments.repeats} runs each")
+    for name, found in peaks.items():
+        print(f"  {name:20} median {statistics.median(found):6.1f}  from {min(found):6.1f} to {max(found):6.1f}")
+
+
+def measure(name: str, arguments: argparse.Namespace) -> float:
+    """The peak of rank 0 in MiB, in processes of their own."""
+    with tempfile.TemporaryDirectory() as directory:
+        told = f"{directory}/peak"
+        mp.start_processes(
+            work,
+            args=(arguments.world_size, f"{directory}/store", name, arguments.model, arguments.steps, told),
+            nprocs=arguments.world_size,
+            start_method="forkserver",  # torch is imported once, and its pages count a part for each process
+        )
+        return float(Path(told).read_text())
 
 
 if __name__ == "__main__":

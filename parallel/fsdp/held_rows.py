@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,25 +39,84 @@ def held_rows(run: Run, optimizer: Optimizer | None) -> dict[Key, Tensor]:
     return found
 
 
-def held_values(run: Run, optimizer: Optimizer | None) -> dict[str, dict[str, Any]]:
-    """The rest of the optimizer's state, which is the same on all ranks: numbers, such as the count of steps.
+class HeldValues(NamedTuple):
+    """What an optimizer holds besides rows; the same on all ranks, and such as JSON can carry.
 
-    Returns:
-        By parameter and key ``[value, data type of a tensor or None]``, which JSON can carry.
+    A value is ``[value, data type of a tensor or None]``.
     """
-    found: dict[str, dict[str, Any]] = {}
+
+    states: Mapping[str, Mapping[str, list[Any]]]  # by parameter and key: the count of steps, for instance
+    groups: list[dict[str, list[Any]]]  # options of each group of parameters: the learning rate, for instance
+
+
+def held_values(run: Run, optimizer: Optimizer | None) -> HeldValues:
+    """All of the optimizer's numbers.
+
+    Raises:
+        RuntimeError: its state has a tensor that is neither rows nor a number.
+    """
+    states: dict[str, dict[str, list[Any]]] = {}
     for name, parameter in parameters_of(run).items():
         for state_key, value in _state(optimizer, parameter):
             if not _is_rows(value, parameter):
-                plain = [value.item(), str(value.dtype)] if isinstance(value, Tensor) else [value, None]
-                found.setdefault(name, {})[state_key] = plain
-    return found
+                if isinstance(value, Tensor) and value.numel() != 1:
+                    raise RuntimeError(
+                        f"The optimizer's state {state_key!r} of {name} has the shape {tuple(value.shape)}: neither a "
+                        "number nor this rank's rows, so another world has no use for it: load a checkpoint."
+                    )
+                states.setdefault(name, {})[state_key] = _plain(value)
+    groups = optimizer.param_groups if optimizer is not None else []
+    return HeldValues(states, [_options(group) for group in groups])
 
 
-def restored_value(plain: list[Any]) -> Any:
-    """The value that `held_values` made plain."""
-    value, dtype = plain
-    return value if dtype is None else torch.tensor(value, dtype=dtype_named(dtype))
+def restore_values(run: Run, optimizer: Optimizer, values: HeldValues) -> None:
+    """Give an optimizer the numbers that `held_values` found.
+
+    Raises:
+        ValueError: it has another number of groups of parameters.
+    """
+    for name, parameter in parameters_of(run).items():
+        for key, plain in values.states.get(name, {}).items():
+            optimizer.state[parameter.shard][key] = _restored(plain, parameter.shard.device)
+    if len(values.groups) != len(optimizer.param_groups):
+        raise ValueError(
+            f"this rank's optimizer has {len(optimizer.param_groups)} groups of parameters, and that of the others "
+            f"{len(values.groups)}: make it as they did"
+        )
+    for group, options in zip(optimizer.param_groups, values.groups, strict=True):
+        for key, plain in options.items():
+            value = _restored(plain, torch.device("cpu"))
+            if isinstance(group.get(key), Tensor):
+                group[key].fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What JSON can carry of a group's options; the rest is the script's to make alike."""
+    return {key: _plain(value) for key, value in group.items() if key != "params" and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(item, (bool, int, float, str)) for item in value)
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _plain(value: Any) -> list[Any]:
+    """With its data type if it is a tensor, and whether that was on an accelerator, where some optimizers want it."""
+    if isinstance(value, Tensor):
+        return [value.item(), str(value.dtype), value.device.type != "cpu"]
+    return [value, None]
+
+
+def _restored(plain: list[Any], device: torch.device) -> Any:
+    value, dtype, *on_device = plain
+    if dtype is None:
+        return value
+    return torch.tensor(value, dtype=dtype_named(dtype), device=device if any(on_device) else "cpu")
 
 
 def dtype_named(text: str) -> torch.dtype:

@@ -8,37 +8,72 @@ then whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import datetime
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..transport.counters import timeout_of
 from .fully_shard import run_of
+from .generations import Generation
 from .held_rows import Key, dtype_named, held_rows, held_values, parameters_of
 from .run import Run
 from .shard_layout import ShardLayout
 
 _GENERATIONS = 2
+_WAIT_FOR_THE_LOST_S = 5.0  # what a lost rank sent is here, or its connection is known to be closed
 
 
-@dataclass(frozen=True)
-class Generation:
-    """What was held at one step.
+class Refresh:
+    """A generation under way: this rank's rows are there, its neighbour's are coming.
 
     Attributes:
-        step: the number that ``refresh`` was given.
-        world_size: of the world then.
-        rows: by rank of that world, this rank's own and its neighbour's.
-        values: the optimizer's numbers.
+        generation: with the neighbour's rows as soon as they have come.
     """
 
-    step: int
-    world_size: int
-    rows: dict[int, dict[Key, Tensor]]
-    values: dict[str, dict[str, Any]]
+    def __init__(
+        self,
+        generation: Generation,
+        before: int,
+        arriving: dict[Key, Tensor],
+        receiving: dist.Work | None,
+        sending: dist.Work | None,
+    ) -> None:
+        self.generation = generation
+        self._before, self._arriving = before, arriving
+        self._receiving, self._sending = receiving, sending
+
+    def receive(self, timeout_s: float | None = None) -> None:
+        """Return when the neighbour's rows are there.
+
+        Raises:
+            RuntimeError: they will not come; whoever asks again gets none.
+        """
+        work, self._receiving = self._receiving, None
+        arriving, self._arriving = self._arriving, {}
+        if work is not None:
+            if timeout_s is None:
+                work.wait()
+            else:
+                work.wait(datetime.timedelta(seconds=timeout_s))
+        if arriving:
+            self.generation.rows[self._before] = arriving
+
+    def send(self) -> None:
+        """Return when this rank's rows are on their way.
+
+        Raises:
+            RuntimeError: the next rank does not take them.
+        """
+        work, self._sending = self._sending, None
+        if work is not None:
+            work.wait()
+
+    def leave(self) -> None:
+        """Wait for nothing."""
+        self._receiving, self._arriving = None, {}
 
 
 class Replicas:
@@ -48,13 +83,32 @@ class Replicas:
         model: sharded over one group; all its ranks make this together.
         optimizer: of the sharded parameters.
         every: ``after_step`` refreshes at each so manieth step.
+
+    Raises:
+        ValueError: units of the model are cut over different groups.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None = None, *, every: int = 1) -> None:
         self._model, self._optimizer, self.every = model, optimizer, every
         self._generations: list[Generation] = []
-        self._coming: tuple[Generation, list[dist.Work], Tensor] | None = None
+        self._coming: Refresh | None = None
+        self._begun = -1
         self._follow_group()
+
+    @property
+    def rank(self) -> int:
+        """This rank, of the world whose rows are kept."""
+        return self._rank
+
+    @property
+    def begun(self) -> int:
+        """The step of the last refresh that this rank began, in its present world; -1 before the first."""
+        return self._begun
+
+    @property
+    def neighbour(self) -> int:
+        """The rank whose rows this one keeps."""
+        return self._before
 
     def after_step(self, step: int) -> None:
         """Call it on every rank after the optimizer's step."""
@@ -72,11 +126,12 @@ class Replicas:
         rows = held_rows(run, self._optimizer)
         flat = _packed(list(rows.values()))
         own = _unpacked(flat, {key: tuple(tensor.shape) for key, tensor in rows.items()})
-        shapes = self._shapes_of(run, list(rows), self._before)
+        generation = Generation(step, self._world_size, {self._rank: own}, held_values(run, self._optimizer))
+        shapes = self._shapes_of(run, list(rows), self._before) if self._group is not None else {}
         theirs = torch.empty(_nbytes(shapes), dtype=torch.uint8)
-        held = {self._rank: own, self._before: _unpacked(theirs, shapes)} if self._world_size > 1 else {0: own}
-        generation = Generation(step, self._world_size, held, held_values(run, self._optimizer))
-        self._coming = (generation, self._send(flat, theirs), flat)
+        receiving, sending = self._exchange(flat, theirs)
+        self._begun = step
+        self._coming = Refresh(generation, self._before, _unpacked(theirs, shapes), receiving, sending)
 
     def finish(self) -> None:
         """Return when the refresh under way is complete.
@@ -84,53 +139,77 @@ class Replicas:
         Raises:
             RuntimeError: a neighbour has gone.
         """
-        if self._coming is None:
-            return
-        generation, works, _ = self._coming
-        self._coming = None
-        for work in works:
-            work.wait()
-        self._generations = [*self._generations, generation][-_GENERATIONS:]
+        if self._coming is not None:
+            self._coming.receive()
+            self._coming.send()
+            self._generations = [*self._generations, self._coming.generation][-_GENERATIONS:]
+            self._coming = None
 
-    def complete(self) -> dict[int, Generation]:
-        """The generations that this rank holds whole, by step; what cannot be completed any more is dropped."""
-        try:
-            self.finish()
-        except RuntimeError:
-            self._coming = None  # the neighbour died while it sent: the generation before is whole
-        return {generation.step: generation for generation in self._generations}
+    def complete(self, *, neighbour_lives: bool = True, neighbour_sends: bool = True) -> dict[int, Generation]:
+        """What this rank holds, by step; of a refresh that cannot be completed its own rows.
+
+        Args:
+            neighbour_lives: otherwise what it sent is here already, or never comes.
+            neighbour_sends: it has begun this refresh, so it is worth waiting for.
+        """
+        generations = list(self._generations)
+        if self._coming is not None:
+            try:
+                if neighbour_lives and not neighbour_sends:
+                    self._coming.leave()
+                self._coming.receive(None if neighbour_lives else _WAIT_FOR_THE_LOST_S)
+            except RuntimeError:
+                pass  # it died while it sent: whoever has its rows of the refresh before tells so
+            generations.append(self._coming.generation)
+        return {generation.step: generation for generation in generations}
 
     def restart(self, optimizer: Optimizer | None) -> None:
         """Begin anew in the model's present group, after a rebuild."""
-        self._generations, self._coming, self._optimizer = [], None, optimizer
+        self._generations, self._coming, self._optimizer, self._begun = [], None, optimizer, -1
         self._follow_group()
 
     def _follow_group(self) -> None:
-        transport = self._run().units[-1].transport
+        transports = [unit.transport for unit in self._run().units]
+        if len({None if transport.group is None else id(transport.group) for transport in transports}) > 1:
+            raise ValueError(
+                "Replicas keeps rows of one group of ranks, and the units of this model are cut over several: "
+                "give fully_shard the same process_group for all of them"
+            )
+        transport = transports[-1]
         self._rank, self._world_size = transport.rank, transport.world_size
         self._before = (self._rank - 1) % self._world_size
         self._group: dist.ProcessGroup | None = None
         if transport.group is not None:
             # A group of its own: its messages never meet those of training.
             ranks = dist.get_process_group_ranks(transport.group)
-            self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            self._group = dist.new_group(
+                ranks, timeout=_patience(transport.group), backend="gloo", use_local_synchronization=True
+            )
 
     def _run(self) -> Run:
         return run_of(self._model)
 
-    def _send(self, flat: Tensor, theirs: Tensor) -> list[dist.Work]:
+    def _exchange(self, flat: Tensor, theirs: Tensor) -> tuple[dist.Work | None, dist.Work | None]:
         if self._group is None:
-            return []
+            return None, None
         after = dist.get_global_rank(self._group, (self._rank + 1) % self._world_size)
         before = dist.get_global_rank(self._group, self._before)
-        works = [dist.irecv(theirs, before, group=self._group)] if theirs.numel() else []
-        works += [dist.isend(flat, after, group=self._group)] if flat.numel() else []
-        return [work for work in works if work is not None]
+        receiving = dist.irecv(theirs, before, group=self._group) if theirs.numel() else None
+        sending = dist.isend(flat, after, group=self._group) if flat.numel() else None
+        return receiving, sending
 
     def _shapes_of(self, run: Run, keys: list[Key], rank: int) -> dict[Key, tuple[int, ...]]:
         parameters = parameters_of(run)
         layouts: dict[str, ShardLayout] = {name: parameter.layout for name, parameter in parameters.items()}
         return {key: layouts[key.parameter].shard_shape(rank) for key in keys}
+
+
+def _patience(group: dist.ProcessGroup) -> datetime.timedelta | None:
+    """As long as training waits, if it is over gloo."""
+    try:
+        return datetime.timedelta(seconds=timeout_of(group))
+    except RuntimeError:  # no backend for CPUs
+        return None
 
 
 def _packed(tensors: list[Tensor]) -> Tensor:

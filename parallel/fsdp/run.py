@@ -4,12 +4,6 @@
 All ranks must start reductions in the same order. It is the reverse of the order in which units were first used: a unit
 whose gradients are complete waits for those before it. What is incomplete when the backward ends (parameters that this
 rank did not use) is reduced then, in the same order.
-
-[Note: the order of units]
-Ranks that come to units in different orders would wait for each other for ever, or take one unit's rows for another's.
-So units are compared: all in the first iteration, later those from where this iteration's path leaves that of the last.
-As long as all are on the path on which they agreed, nothing is sent. A rank that strays alone waits at the comparison,
-without having begun an exchange, until the group's time-out.
 """
 
 from __future__ import annotations
@@ -26,8 +20,9 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_map_only
 
 from ..ddp.graph import find_tensors
-from .same_order import check_same_unit
+from .same_order import CommonPath
 from .schedule import is_last, next_in_backward, next_in_forward
+from .shard_guard import RowsInUse, is_compiled
 from .state_forms import StateForm, watch_state_dict
 from .unit import State, Unit, UnitReduction
 
@@ -41,18 +36,18 @@ class Run:
         units: in the order in which they were made; inner ones first.
         reduces: whether a backward is followed by reductions (``no_sync`` clears it).
         form: what state dicts show.
+        steps: that optimizers of torch have made on its rows.
     """
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
         self.reduces = True
         self.form = StateForm.ROWS
+        self.steps = 0
         self._depth = 0
         self._seen: list[int] = []  # the last whole forward
         self._done: list[int] = []  # the present one
-        self._path: list[int] = []  # the last iteration, on which all ranks agreed
-        self._walk: list[int] = []  # the present one
-        self._strayed = False  # whether it has left the path
+        self._path = CommonPath()
         self._first_uses: list[int] = []  # by forwards with gradients since the last backward
         self._stale = False  # whether those belong to a backward that is over
         self._finished: set[int] = set()
@@ -61,6 +56,8 @@ class Run:
         self._any_gradient = False
         self._reading = False
         self._with_gradients = True
+        self._looked = False  # whether a whole forward with gradients used no rows
+        self._look: RowsInUse | None = None
 
     def add(self, unit: Unit) -> None:
         """Hook a unit's module and its parameters."""
@@ -79,7 +76,7 @@ class Run:
             return
         self.units = [*other.units, *self.units]
         self._number_units()
-        self._seen = []
+        self._seen, self._looked = [], False
 
     def _number_units(self) -> None:
         for number, unit in enumerate(self.units):
@@ -102,7 +99,7 @@ class Run:
         self._done.append(number)
         if self._with_gradients and number not in self._first_uses:
             self._first_uses.append(number)
-        self._walk_on(unit)
+        self._path.come_to(unit)
         unit.forget_near()
         unit.unshard()
         ahead = next_in_forward(self._seen, self._done)
@@ -118,6 +115,9 @@ class Run:
         if self._stale and self._with_gradients:
             self._first_uses, self._stale = [], False
         self.prepare()
+        if self._with_gradients and not self._looked and not is_compiled(self.units[-1].module):
+            self._look = RowsInUse()
+            self._look.__enter__()  # type: ignore[no-untyped-call]
 
     def _abandon_backward(self) -> None:
         """The last backward raised: its gradients are incomplete, and are dropped."""
@@ -127,7 +127,7 @@ class Run:
                     parameter.whole.grad = None
         self._queued, self._any_gradient, self._stale = False, False, True
         self._finished, self._in_flight = set(), []
-        self._walk, self._strayed = [], False
+        self._path.abandon()
 
     def after_forward(self, unit: Unit, output: Any) -> None:
         """The unit's module has run, or failed."""
@@ -135,6 +135,9 @@ class Run:
             return
         unit.entered -= 1
         self._depth -= 1
+        if self._depth == 0 and self._look is not None:
+            self._look.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._look, self._looked = None, sys.exc_info()[0] is None
         backward_comes = torch.is_grad_enabled() and self._watch_backward(unit, output)
         if unit.entered == 0 and (not backward_comes or self._frees_after_forward(unit)):
             unit.reshard(but_near=backward_comes)
@@ -151,26 +154,8 @@ class Run:
     def _end_forward(self, backward_comes: bool) -> None:
         self._seen = self._done
         if not backward_comes:
-            self._end_walk()
+            self._path.end(self.units[-1])
             self.settle()
-
-    # The order of units. See [Note: the order of units]
-
-    def _walk_on(self, unit: Unit) -> None:
-        place = len(self._walk)
-        self._walk.append(unit.number)
-        if not self._strayed and place < len(self._path) and self._path[place] == unit.number:
-            return
-        self._strayed = True
-        check_same_unit(unit.transport, unit.device, unit.name)
-
-    def _end_walk(self) -> None:
-        if not self._walk:
-            return
-        if not self._strayed and len(self._walk) < len(self._path) and sys.exc_info()[0] is None:
-            root = self.units[-1]
-            check_same_unit(root.transport, root.device, "none any more")
-        self._path, self._walk, self._strayed = self._walk, [], False
 
     def _watch_backward(self, unit: Unit, output: Any) -> bool:
         nodes = {tensor.grad_fn for tensor in _with_bases(find_tensors(output)) if tensor.grad_fn is not None}
@@ -250,7 +235,7 @@ class Run:
             self._stale = True
             for unit in self.units:
                 unit.leaving = 0
-            self._end_walk()
+            self._path.end(self.units[-1])
             self.settle()
 
     def _reduce_the_rest(self) -> None:
@@ -292,7 +277,7 @@ class Run:
             unit.abandon()
         self._depth, self._reading = 0, False
         self._seen, self._done = [], []
-        self._path, self._walk, self._strayed = [], [], False
+        self._path.forget()
 
     def _transports(self) -> Iterator[Any]:
         return iter({id(unit.transport): unit.transport for unit in self.units}.values())
@@ -322,8 +307,9 @@ class PreForward:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before a forward of the module."""
         run = self._unit.run
-        run.before_forward(self._unit)
-        run.watch_leaving(self._unit, (args, kwargs))
+        with torch._C.DisableTorchFunction():  # what we do ourselves is not looked at
+            run.before_forward(self._unit)
+            run.watch_leaving(self._unit, (args, kwargs))
         policy = self._unit.policy
         if policy.param_dtype is not None and policy.cast_forward_inputs:
             args, kwargs = _cast((args, kwargs), policy.param_dtype)
@@ -339,7 +325,8 @@ class PostForward:
     @_disable_dynamo
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """After it; ``output`` is ``None`` if it raised."""
-        self._unit.run.after_forward(self._unit, output)
+        with torch._C.DisableTorchFunction():
+            self._unit.run.after_forward(self._unit, output)
         dtype = self._unit.policy.output_dtype
         return output if dtype is None else _cast(output, dtype)
 

@@ -1,10 +1,12 @@
 """State dicts of a sharded model: whole ones that any module can load, and each rank's part.
 
-Whole tensors are put together one at a time, so a rank never holds more than one parameter beside what it keeps.
+Whole tensors are put together one at a time. A rank that streams them holds no more beside its rows than the present
+one, and a copy of it where dimension 0 does not go round; tied ones until their last name.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,11 +38,16 @@ def stream_full_state(model: nn.Module, *, rank0_only: bool = True) -> Iterator[
         rank0_only: other ranks than the first get ``None``.
     """
     first = run_of(model).units[-1].is_first
-    done: dict[int, Tensor | None] = {}
-    for name, value in listed(model).items():
-        if id(value) not in done:
-            done[id(value)] = _whole(value, rank0_only, first)
-        yield name, done[id(value)]
+    state = listed(model)
+    names_left = Counter(map(id, state.values()))
+    tied: dict[int, Tensor | None] = {}  # those that have another name to come
+    for name, value in state.items():
+        whole = tied.pop(id(value)) if id(value) in tied else _whole(value, rank0_only, first)
+        names_left[id(value)] -= 1
+        if names_left[id(value)]:
+            tied[id(value)] = whole
+        yield name, whole
+        del whole  # or it would live until the next one is put together
 
 
 def full_state_dict(model: nn.Module, *, rank0_only: bool = True) -> dict[str, Tensor]:
@@ -93,18 +100,30 @@ def whole_of(rows: Tensor, parameter: ShardedParameter, *, rank0_only: bool) -> 
         return None
     if unit is None or group is None:
         return rows.detach().cpu().clone().view(layout.shape)
-    padded = torch.zeros((layout.rows_per_rank, *layout.shape[1:]), dtype=rows.dtype, device=unit.device)
-    padded[: rows.shape[0]].copy_(rows.detach())
+    padded = _padded(rows.detach().to(unit.device), layout.rows_per_rank)
     takes = not rank0_only or parameter.rank == 0
-    pieces = [torch.empty_like(padded) for _ in range(layout.world_size)] if takes else None
-    with told(f"state of {parameter.name}", group):
-        if rank0_only:
-            dist.gather(padded, pieces, dst=dist.get_global_rank(group, 0), group=group)
-        elif pieces is not None:
-            dist.all_gather(pieces, padded, group=group)
-    if pieces is None or (rank0_only and not unit.is_first):
+    whole = padded.new_empty((layout.world_size * layout.rows_per_rank, *layout.shape[1:])) if takes else None
+    places = range(0, layout.world_size * layout.rows_per_rank, max(1, layout.rows_per_rank))
+    pieces = [whole[place : place + layout.rows_per_rank] for place in places] if whole is not None else None
+    if layout.rows_per_rank:
+        with told(f"state of {parameter.name}", group):
+            if rank0_only:
+                dist.gather(padded, pieces, dst=dist.get_global_rank(group, 0), group=group)
+            elif pieces is not None:
+                dist.all_gather(pieces, padded, group=group)
+    if whole is None or (rank0_only and not unit.is_first):
         return None
-    return torch.cat(pieces)[: layout.total_rows].cpu().view(layout.shape)
+    rows_only = whole[: layout.total_rows]
+    return (rows_only if len(whole) == len(rows_only) else rows_only.clone()).cpu().view(layout.shape)
+
+
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """With as many rows as a full piece has."""
+    if rows.shape[0] == count:
+        return rows.contiguous()
+    padded = rows.new_zeros((count, *rows.shape[1:]))
+    padded[: rows.shape[0]].copy_(rows)
+    return padded
 
 
 def rows_of(whole: Tensor, parameter: ShardedParameter) -> Tensor:

@@ -243,18 +243,22 @@ def test_offloaded_shards_train_alike(world_of: WorldOf, transport: str) -> None
     world_of(2).run(offloaded, transport)
 
 
-def compiled(rank: int) -> None:
+def compiled(rank: int, how: str) -> None:
     plain, model = net(), net()
     for block in model.blocks:
-        block.compile(backend="eager")
+        if how == "in place":
+            block.compile(backend="eager", fullgraph=True)
+        else:
+            block.forward = torch.compile(block.forward, backend="eager", fullgraph=True)  # type: ignore[method-assign]
         fully_shard(block)
     fully_shard(model)
     expected = train_alone(plain, OPTIMIZERS["sgd"](plain.parameters()), 2, steps=5)
     assert train(model, OPTIMIZERS["sgd"](model.parameters()), rank, 2, steps=5) == pytest.approx(expected[rank])
 
 
-def test_compiled_blocks_work_within_units(world_of: WorldOf) -> None:
-    world_of(2).run(compiled)
+@pytest.mark.parametrize("how", ["in place", "its forward"])
+def test_compiled_blocks_work_within_units(world_of: WorldOf, how: str) -> None:
+    world_of(2).run(compiled, how)
 
 
 def failing(rank: int) -> None:
@@ -310,6 +314,43 @@ def errors(rank: int) -> None:
 
 def test_errors_name_the_parameter_and_its_unit(world_of: WorldOf) -> None:
     world_of(2).run(errors)
+
+
+class Misuses(nn.Module):
+    """Takes a parameter of another unit, one that it kept from before, or one that it kept while it was whole."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.what, self.kept = what, [self.second.weight]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.what == "freed":
+            self.first.register_forward_pre_hook(lambda module, _: self.kept.append(module.weight))
+        hidden = self.first(hidden)
+        weight = self.second.weight if self.what == "rows" else self.kept[-1]
+        assert weight.dim() == 2  # to ask about it is nothing wrong
+        hidden = hidden.to(weight).type_as(weight) + weight.new_zeros(4)
+        return functional.linear(hidden, weight=weight)
+
+
+def misuses(rank: int) -> None:
+    rows = f"rows {2 * rank} to {2 * rank + 2} of 4 on rank {rank}"
+    said = {
+        "rows": f"linear() was given second.weight of unit second, which has only {rows}",
+        "kept": "linear() was given second.weight of unit second, as it was before fully_shard",
+        "freed": "linear() was given first.weight of unit first, whole no more",
+    }
+    for what, expected in said.items():
+        model = Misuses(what)
+        for module in (model.first, model.second, model):
+            fully_shard(module, transport="torch", reshard_after_forward=True)
+        assert expected in says(model, torch.ones(1, 4))
+        assert torch._C._len_torch_function_stack() == 0  # nobody looks any more, though the forward raised
+
+
+def test_a_function_that_takes_rows_for_the_whole_is_told_the_parameter_and_its_unit(world_of: WorldOf) -> None:
+    world_of(2).run(misuses)
 
 
 class EitherWay(nn.Module):

@@ -10,25 +10,23 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlaunch.parallel.fsdp import fully_shard
+from dlaunch.parallel.fsdp import full_state_dict, fully_shard, materialize, stream_full_state
 from dlaunch.parallel.fsdp.fully_shard import unit_of
 
 from ..worlds import WorldOf
+from .storages import Storages, storage_bytes
 
 WIDTH, LAYERS = 128, 6
+LAYER = 4 * WIDTH * WIDTH  # bytes of a unit
 
 
-def model_of(units: bool, transport: str) -> nn.Sequential:
+def model_of(units: bool, transport: str, layers: int = LAYERS, device: str = "cpu") -> nn.Sequential:
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    with torch.device(device):
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
     for layer in model if units else []:
         fully_shard(layer, transport=transport)
     return fully_shard(model, transport=transport)
-
-
-def storage_bytes(tensors: Any) -> int:
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
 
 
 def at_rest(rank: int, size: int) -> tuple[int, int, int]:
@@ -49,7 +47,7 @@ def at_rest(rank: int, size: int) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_parameters_gradients_and_optimizer_state_are_one_nth_on_each_rank(world_of: WorldOf, size: int) -> None:
-    whole = 4 * WIDTH * WIDTH * LAYERS
+    whole = LAYER * LAYERS
     for parameters, gradients, state in world_of(size).run(at_rest, size):
         assert (parameters, state) == (whole / size, 2 * whole / size)
         assert 0 <= gradients - whole / size <= 4 * LAYERS  # one flag for each unit travels with them
@@ -82,7 +80,72 @@ def peak(rank: int, units: bool) -> int:
     return highest
 
 
-def test_beside_shards_a_step_needs_the_two_largest_units_and_one_unit_saves_nothing(world_of: WorldOf) -> None:
-    layer = 4 * WIDTH * WIDTH
-    assert world_of(2).run(peak, True) == [2 * layer] * 2
-    assert world_of(2).run(peak, False) == [LAYERS * layer] * 2
+def test_two_units_are_whole_at_once_and_with_one_unit_the_whole_model(world_of: WorldOf) -> None:
+    assert world_of(2).run(peak, True) == [2 * LAYER] * 2
+    assert world_of(2).run(peak, False) == [LAYERS * LAYER] * 2
+
+
+def beside_shards(rank: int, units: bool, transport: str, layers: int) -> float:
+    """The peak of a step, of all tensors, above parameters, gradients and optimizer state at rest; in units."""
+    storages = Storages()
+    with storages:
+        model = model_of(units, transport, layers)
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+        for _ in range(3):
+            optimizer.zero_grad()
+            storages.highest = 0
+            torch.autograd.backward(model(torch.ones(2, WIDTH)).sum())
+            highest = storages.highest
+            optimizer.step()
+        return (highest - storages.now()) / LAYER
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_steps_peak_beside_shards_does_not_grow_with_the_model_unless_it_is_one_unit(
+    world_of: WorldOf, size: int
+) -> None:
+    six, twelve = (world_of(size).run(beside_shards, True, "torch", layers) for layers in (LAYERS, 2 * LAYERS))
+    assert twelve == pytest.approx(six, abs=0.1)
+    assert max(six) < 7  # two units of parameters; gradients of two on their way, with what other ranks send of them
+    six, twelve = (world_of(size).run(beside_shards, False, "torch", layers) for layers in (LAYERS, 2 * LAYERS))
+    assert min(six) > 2 * LAYERS  # all parameters and all gradients are whole at once
+    assert min(twelve) - max(six) > 0.9 * LAYERS
+
+
+def streamed(rank: int, size: int) -> tuple[float, int]:
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+    model = nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH + 1, bias=False), layers[0])  # uneven, and tied
+    fully_shard(model, transport="torch")
+    shards = storage_bytes(model.parameters())
+    seen = 0
+    with Storages(model.parameters()) as storages:
+        for _, value in stream_full_state(model):
+            seen += value is not None
+            del value
+    return (storages.highest - shards) / LAYER, seen
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_streamed_state_dict_is_never_whole_on_rank_0(world_of: WorldOf, size: int) -> None:
+    (first, seen), *others = world_of(size).run(streamed, size)
+    assert seen == LAYERS + 2
+    assert first < 3.1  # one, a copy where rows do not go round, and the tied one
+    assert all(highest < 0.6 and number == 0 for highest, number in others)
+
+
+def deferred(rank: int, size: int) -> float:
+    storages = Storages()
+    with storages:
+        model = model_of(True, "torch", device="meta")
+        torch.manual_seed(0)
+        materialize(model)
+    state = full_state_dict(model, rank0_only=False)
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
+    return storages.highest / LAYER - LAYERS / size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_model_from_the_meta_device_is_never_whole_on_a_rank(world_of: WorldOf, size: int) -> None:
+    assert max(world_of(size).run(deferred, size)) < 2.1  # beside rows a module, or a unit, and its rows once more

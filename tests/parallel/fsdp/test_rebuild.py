@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional
 
+from dlaunch.parallel.fsdp import fully_shard
 from dlaunch.parallel.fsdp.fully_shard import unit_of
 from dlaunch.parallel.fsdp.optimizer_state import full_optimizer_state_dict
 from dlaunch.parallel.fsdp.rebuild import rebuild
@@ -113,19 +115,161 @@ def lose_a_rank(rank: int, transport: str, dies: int) -> None:
     replicas.finish()
     assert sorted(replicas.complete()) == [9]
 
+    at_refresh = wholes(model, optimizer)  # and once more: one of two is lost
+    train(model, optimizer, place, 2, steps=1, seed=7)
+    if place == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert rebuild(model, dist.new_group([rank], use_local_synchronization=True), optimizer, replicas=replicas) == 9
+    assert_equal(wholes(model, optimizer), at_refresh)
+
 
 @pytest.mark.parametrize(("transport", "dies"), [("torch", 2), ("shared_memory", 0)])
 def test_after_the_loss_of_a_rank_every_value_is_that_of_the_last_refresh(transport: str, dies: int) -> None:
     world = World(3)
     try:
         world.start(lose_a_rank, transport, dies)
-        for rank in range(3):
-            if rank != dies:
+        survivor, *others = sorted({0, 1, 2} - {dies})
+        world.result(survivor)
+        for rank in (dies, *others):
+            with pytest.raises(RankFailed, match=f"rank {rank} died"):
                 world.result(rank)
-        with pytest.raises(RankFailed, match=f"rank {dies} died"):
-            world.result(dies)
     finally:
         world.close()
+
+
+def lose_a_rank_in_a_refresh(rank: int, begin: list[int]) -> int:
+    """Rank 2 dies in the refresh of step 4, which the ranks in ``begin`` had begun."""
+    model = shard_blocks(net(), transport="torch")
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    replicas = Replicas(model, optimizer)
+    at_step = {}
+    for step in (2, 4):
+        train(model, optimizer, rank, 3, steps=2, seed=step)
+        at_step[step] = wholes(model, optimizer)
+        if step == 2 or rank in begin:
+            replicas.refresh(step)
+        if step == 2:
+            replicas.finish()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group = dist.new_group([0, 1], use_local_synchronization=True)
+    step = rebuild(model, group, optimizer, replicas=replicas)
+    assert_equal(wholes(model, optimizer), at_step[step])
+    return step
+
+
+@pytest.mark.parametrize(
+    ("begin", "taken"),
+    [
+        pytest.param([0, 1, 2], (2, 4), id="all had begun it"),
+        pytest.param([0, 1], (2,), id="the lost one had not"),
+        pytest.param([1], (2,), id="the neighbour of a rank that waits for it lives and had not"),
+    ],
+)
+def test_the_loss_of_a_rank_in_a_refresh_leaves_the_one_before(begin: list[int], taken: tuple[int, ...]) -> None:
+    world = World(3)
+    try:
+        world.start(lose_a_rank_in_a_refresh, begin)
+        steps = [world.result(rank) for rank in range(2)]
+    finally:
+        world.close()
+    assert steps[0] == steps[1]
+    assert steps[0] in taken
+
+
+def goes_back_to_the_start(rank: int) -> None:
+    model = shard_blocks(net())
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    replicas = Replicas(model, optimizer)
+    replicas.refresh(0)  # the optimizer has no state yet
+    train(model, optimizer, rank, 2, steps=2)
+    optimizer.param_groups[0].update(lr=7.0, betas=(0.1, 0.2))
+    assert rebuild(model, dist.group.WORLD, optimizer, replicas=replicas) == 0
+    assert not any(optimizer.state.values())
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]) == (0.01, (0.9, 0.999))
+    assert_same(full_state_dict(model, rank0_only=False), dict(net().state_dict()), 0)
+
+
+def test_a_refresh_before_the_first_step_has_no_optimizer_state(world_of: WorldOf) -> None:
+    world_of(2).run(goes_back_to_the_start)
+
+
+def joins_with_other_values(rank: int) -> None:
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    kept = model[2].bias
+    assert isinstance(kept, nn.Parameter)
+    small = dist.new_group([0, 1])
+    fully_shard(model, process_group=small if rank < 2 else (None, None), ignored_params=[kept])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5 if rank < 2 else 0.1, momentum=0.9)
+    if rank < 2:
+        torch.autograd.backward(model(torch.randn(6, 3)).square().sum())
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.25  # as a scheduler does
+    running_mean = model[1].get_buffer("running_mean")
+    mean, bias = running_mean.clone(), kept.detach().clone()
+    assert rebuild(model, dist.group.WORLD, optimizer, joining=rank == 2) == 1
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    means, biases = (torch.empty(3, *value.shape) for value in (mean, bias))
+    dist.all_gather(list(means), running_mean)
+    dist.all_gather(list(biases), kept.detach())
+    assert torch.equal(means[2], means[0])
+    assert torch.equal(biases[2], biases[0])
+    if rank < 2:  # each rank's own
+        assert torch.equal(means[rank], mean)
+        assert torch.equal(biases[rank], bias)
+    assert not torch.equal(means[0], means[1])
+
+
+def test_a_rank_that_joins_gets_the_learning_rate_the_buffers_and_what_is_not_sharded(world_of: WorldOf) -> None:
+    world_of(3).run(joins_with_other_values)
+
+
+def a_step_ahead(rank: int) -> str:
+    """Rank 0 made a step that the others did not, as it may happen when one is lost in between."""
+    hybrid = shard_blocks(net(), process_group=hybrid_groups(), transport="torch")
+    optimizer = OPTIMIZERS["adam"](hybrid.parameters())
+    train(hybrid, optimizer, rank, 4, steps=3)
+    before = wholes(hybrid, optimizer)
+    three = dist.new_group([0, 1, 2])
+    if rank == 0:
+        optimizer.step()
+    if rank < 3:
+        assert rebuild(hybrid, three, optimizer) == 3
+        assert_equal(wholes(hybrid, optimizer), before)
+
+    pair = dist.new_group([0, 1])
+    message = ""
+    if rank < 2:
+        full = shard_blocks(net(), process_group=pair, transport="torch")
+        optimizer = OPTIMIZERS["sgd"](full.parameters())
+        train(full, optimizer, rank, 2, steps=2)
+        if rank == 0:
+            optimizer.step()
+        with pytest.raises(RuntimeError) as caught:
+            rebuild(full, pair, optimizer)
+        message = str(caught.value)
+    dist.barrier()
+    return message
+
+
+def test_rows_of_different_steps_are_never_mixed(world_of: WorldOf) -> None:
+    said = world_of(4).run(a_step_ahead)
+    assert "rank 0 holds step 3, rank 1 holds step 2" in said[0]
+    assert said[0] == said[1]
+
+
+def cut_over_two_groups(rank: int) -> None:
+    model = net()
+    alone = [dist.new_group([0]), dist.new_group([1])][rank]
+    fully_shard(model.blocks[0], process_group=alone)
+    fully_shard(model)
+    with pytest.raises(ValueError, match="the units of this model are cut over several"):
+        Replicas(model)
+
+
+def test_replicas_of_a_model_cut_over_several_groups_are_refused(world_of: WorldOf) -> None:
+    world_of(2).run(cut_over_two_groups)
 
 
 def without_copies(rank: int) -> str:

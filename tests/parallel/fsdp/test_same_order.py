@@ -29,14 +29,15 @@ class AnyOrder(nn.Module):
         return hidden
 
 
-def run_orders(rank: int, orders: Sequence[Sequence[str]], transport: str, timeout_s: float) -> None:
+def run_orders(
+    rank: int, orders: Sequence[Sequence[str]], transport: str, timeout_s: float, sharded: bool = True
+) -> None:
     """In each iteration rank ``r`` runs ``orders[iteration][r]``."""
     torch.manual_seed(0)
     group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=timeout_s))
     model = AnyOrder()
-    for layer in model.layers.values():
-        fully_shard(layer, transport=transport, process_group=group)
-    fully_shard(model, transport=transport, process_group=group)
+    for module in (*model.layers.values(), model):
+        fully_shard(module, transport=transport, process_group=group if sharded else (None, group))
     for order in orders:
         torch.autograd.backward(model(torch.ones(1, 4), order[rank]).sum())
 
@@ -58,6 +59,11 @@ def test_all_ranks_may_take_another_path_together(world_of: WorldOf, transport: 
 def test_ranks_that_part_are_told_what_each_runs(world_of: WorldOf, orders: Sequence[Sequence[str]], said: str) -> None:
     with pytest.raises(RankFailed, match=said):
         world_of(2).run(run_orders, orders, "torch", 60)
+
+
+def test_ranks_that_hold_the_same_rows_are_compared_too(world_of: WorldOf) -> None:
+    with pytest.raises(RankFailed, match=r"rank 0 runs layers\.a, rank 1 runs layers\.b"):
+        world_of(2).run(run_orders, [("abc", "bac")], "torch", 60, False)
 
 
 @pytest.mark.parametrize(

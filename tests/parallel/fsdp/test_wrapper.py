@@ -100,6 +100,8 @@ def clips(rank: int) -> None:
     for module in (plain, model):
         torch.autograd.backward(module(tokens).square().sum())
     for kind in (1.0, 2.0, float("inf")):
+        norms = [norm_of_gradients(module, kind) for module in (plain, model)]
+        torch.testing.assert_close(norms[1], norms[0])
         theirs = torch.nn.utils.clip_grad_norm_(plain.parameters(), 3.0, kind)
         torch.testing.assert_close(model.clip_grad_norm_(3.0, kind), theirs)
     with model.no_sync():
@@ -110,6 +112,11 @@ def clips(rank: int) -> None:
     parameter.grad.fill_(float("nan"))
     with pytest.raises(RuntimeError, match="non-finite"):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+
+
+def norm_of_gradients(module: nn.Module, kind: float) -> torch.Tensor:
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients, kind)
 
 
 def test_the_norm_over_all_ranks_is_that_of_the_plain_model_for_each_kind(world_of: WorldOf) -> None:

@@ -37,6 +37,15 @@ class Bucket:
         self.missing = len(self.members)
         self.scale = None if scale == 1.0 else torch.tensor(scale, dtype=self.flat.dtype)
 
+    def take_unusual(self, view: Tensor, gradient: Tensor | None) -> None:
+        """No gradient, a sparse one where dense ones were expected, or one from ``backward(create_graph=True)``."""
+        if gradient is None:
+            view.zero_()
+            return
+        view.copy_(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach())
+        if self.scale is not None:
+            view.mul_(self.scale)
+
 
 class SparseBucket:
     """A bucket of one parameter whose gradients are sparse; there is no buffer, the gradient itself is reduced."""
@@ -55,6 +64,16 @@ class SparseBucket:
         """A backward begins."""
         self.missing = 1
         self.gradient = None
+
+    def take(self, divisor: int) -> None:
+        """Take the parameter's gradient, divided by the number of ranks; no gradient counts as no rows."""
+        parameter = self.parameters[0]
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter, layout=torch.sparse_coo)
+        elif not gradient.is_sparse:
+            gradient = gradient.to_sparse(parameter.dim() - 1 or 1)
+        self.gradient = (gradient.detach() / divisor).coalesce()
 
 
 def _views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:

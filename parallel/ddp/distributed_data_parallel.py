@@ -22,19 +22,19 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from ..collective_error import kind_of
-from ..transport.byte_gather import all_gather_bytes
 from ..transport.choice import choose_transport
 from .arguments import builtin_hook, check_parameters, resolve_device_ids, resolve_group
-from .broadcast import broadcast_coalesced
+from .bucket_builder import Member
 from .bucket_layout import bucket_caps
 from .buffers import BufferHook, BufferHookTime, shared_buffers, sparse_parameter_ids
-from .graph import find_tensors, reachable_leaves
-from .join import DDPJoinHook
+from .communication import CommHook, Communication
+from .graph import find_tensors, reachable_leaves, refuse_distributed_autograd
+from .join import DDPJoinHook, anyone_reduces, find_common_rank, take_divisor
+from .logging_data import logging_data
 from .mixed_precision import MixedPrecision
 from .optimizer_state import broadcast_optimizer_state
-from .reducer import CommHook, Member, Reducer, ReducerOptions
-from .same_model import verify_same_model
+from .reducer import Reducer, ReducerOptions
+from .shared_state import agree_on_source, agree_on_state, take_buffers
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -139,7 +139,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.mixed_precision.prepare(module)
         self.reducer = self._make_reducer()
         if init_sync:
-            self.reducer.choose_transport()
+            self.reducer.communication.choose_transport()
 
     # The forward
 
@@ -170,13 +170,14 @@ class DistributedDataParallel(nn.Module, Joinable):
         if reduces:
             self.reducer.check_finished()
             self._follow_frozen_parameters()
+            refuse_distributed_autograd()
         work = Join.notify_join_context(self)
         if work is not None:
-            self._take_divisor(work)
+            take_divisor(self, work)
         if self.will_sync_module_buffers() and not self._has_buffer_hook(BufferHookTime.POST_FORWARD):
             self._sync_buffers()
         if self._join_config.enable:
-            self.anyone_reduces(this_rank=self.require_backward_grad_sync)
+            anyone_reduces(self, this_rank=self.require_backward_grad_sync)
         if self.device_ids:
             target = self.device_ids[0]
             moved: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
@@ -240,7 +241,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             RuntimeError: the ranks' models or optimizers differ, or all ranks are joining.
         """
         self.process_group = process_group
-        source = self._agree_on_source(source, joining)
+        source = agree_on_source(source, joining, self.device, process_group)
         self._agree_on_state(source, with_buffers=True)
         if optimizer is not None:
             broadcast_optimizer_state(optimizer, source, process_group, self.device)
@@ -250,19 +251,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._replace_reducer()
         return source
 
-    def _agree_on_source(self, source: int | None, joining: bool) -> int:
-        told = all_gather_bytes(b"joining" if joining else b"", self.device, self.process_group)
-        stayed = [rank for rank, word in enumerate(told) if not word]
-        if not stayed:
-            raise RuntimeError("All ranks of the new group are joining: none has a state to go on with.")
-        return stayed[0] if source is None else source
-
     def _agree_on_state(self, source: int, with_buffers: bool) -> None:
-        parameters = [item for item in self.module.named_parameters() if item[0] not in self.parameters_to_ignore]
-        verify_same_model(parameters, self.process_group)
-        buffers = shared_buffers(self.module, self.parameters_to_ignore) if with_buffers else {}
-        tensors = [*(parameter for _, parameter in parameters), *buffers.values()]
-        broadcast_coalesced(tensors, source, self.process_group)
+        ignored = self.parameters_to_ignore
+        agree_on_state(self.module, ignored, source, self.process_group, with_buffers=with_buffers)
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward makes the buffers agree."""
@@ -272,19 +263,11 @@ class DistributedDataParallel(nn.Module, Joinable):
         if self.buffer_hook is not None:
             self.buffer_hook.run(shared_buffers(self.module, self.parameters_to_ignore))
             return
-        self.sync_buffers_from(self.find_common_rank(candidate=True) if self._join_config.enable else 0)
+        self.sync_buffers_from(find_common_rank(self, candidate=True) if self._join_config.enable else 0)
 
     def sync_buffers_from(self, source: int) -> None:
         """Take the buffers of rank ``source`` of the group."""
-        buffers = shared_buffers(self.module, self.parameters_to_ignore)
-        try:
-            broadcast_coalesced(buffers.values(), source, self.process_group, self.reducer.choose_transport())
-        except RuntimeError as error:
-            self.reducer.give_up()
-            rank = dist.get_rank(self.process_group)
-            sentence = f"Rank {rank} could not take the buffers of rank {source}: {error}"
-            world_size = dist.get_world_size(self.process_group)
-            raise kind_of(error)(sentence, collective="broadcast", rank=rank, world_size=world_size) from error
+        take_buffers(self.module, self.parameters_to_ignore, source, self.reducer.communication)
 
     def sync_module_from(self, source: int) -> None:
         """Take parameters and, where they are shared, buffers of rank ``source`` of the group."""
@@ -318,7 +301,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             raise TypeError("Communication hook must be callable.")
         if "bucket" not in inspect.signature(hook).parameters and len(inspect.signature(hook).parameters) != 2:
             raise ValueError("Communication hook: it takes a state and a bucket: hook(state, bucket).")
-        if self.reducer.comm_hook is not None:
+        if self.reducer.communication.comm_hook is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self.reducer.use_comm_hook(state, hook)
 
@@ -359,23 +342,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         """The group of the ``Join`` context's own collectives."""
         return self.process_group
 
-    def _take_divisor(self, work: Any) -> None:
-        work.wait()
-        world_size = dist.get_world_size(self.process_group)
-        self.reducer.divisor = world_size if self.divide_by_initial_world_size else int(work.result()[0].item())
-
-    def anyone_reduces(self, this_rank: bool) -> bool:
-        """Tell the others whether the next backward is reduced here; return whether it is on any rank."""
-        wish = torch.tensor(int(this_rank), device=self.device)
-        dist.all_reduce(wish, group=self.process_group)
-        return bool(wish.item())
-
-    def find_common_rank(self, candidate: bool) -> int:
-        """The highest rank of the group that is a candidate."""
-        rank = torch.tensor(dist.get_rank(self.process_group) if candidate else -1, device=self.device)
-        dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=self.process_group)
-        return int(rank.item())
-
     # Making the reducer
 
     def _make_reducer(self) -> Reducer:
@@ -393,14 +359,14 @@ class DistributedDataParallel(nn.Module, Joinable):
         )
         devices = {member.parameter.device for member in members}
         choose = partial(choose_transport, self._transport_wish, self.process_group, devices)
-        return Reducer(members, self.process_group, choose, options)
+        return Reducer(members, Communication(self.process_group, choose), options)
 
     def _replace_reducer(self) -> None:
-        comm_hook = self.reducer.comm_hook
+        comm_hook = self.reducer.communication.comm_hook
         self.reducer.remove_hooks()
-        self.reducer.close()
+        self.reducer.communication.close()
         self.reducer = self._make_reducer()
-        self.reducer.comm_hook = comm_hook
+        self.reducer.communication.comm_hook = comm_hook
 
     def _managed_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that are reduced, delayed ones first: the reverse order of the buckets puts them last."""
@@ -421,33 +387,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def logging_data(self) -> dict[str, Any]:
         """What this wrapper is and where its time went; names are torch's, times nanoseconds for one step."""
-        reducer = self.reducer
-        sizes = [sum(self._bytes(index) for index in bucket) for bucket in reducer.layout]
-        initial = [sum(self._bytes(index) for index in bucket) for bucket in reducer.initial_layout]
-        return {
-            "module_name": type(self.module).__name__,
-            "world_size": dist.get_world_size(self.process_group),
-            "rank": dist.get_rank(self.process_group),
-            "backend_name": dist.get_backend(self.process_group),
-            "transport": reducer.transport_name,
-            "iteration": reducer.times.steps,
-            "num_parameter_tensors": len(reducer.members),
-            "total_parameter_size_bytes": sum(sizes),
-            "bucket_cap_bytes": self._caps[-1],
-            "initial_bucket_sizes": ", ".join(map(str, initial)),
-            "rebuilt_bucket_sizes": ", ".join(map(str, sizes)) if reducer.has_rebuilt else "",
-            "has_rebuilt_buckets": int(reducer.has_rebuilt),
-            "broadcast_buffers": int(self.forward_sync_buffers),
-            "find_unused_parameters": int(self.find_unused_parameters),
-            "gradient_as_bucket_view": int(self.gradient_as_bucket_view),
-            "static_graph": int(self.static_graph),
-            "can_set_static_graph": int(not reducer.ever_unused),
-            "comm_hook": "" if reducer.comm_hook is None else getattr(reducer.comm_hook[1], "__name__", "hook"),
-            **reducer.times.averages(),
-        }
-
-    def _bytes(self, index: int) -> int:
-        return self.reducer.members[index].parameter.nbytes
+        return logging_data(self)
 
     # Names under which torch's users and libraries know these
 
@@ -485,7 +425,7 @@ class DistributedDataParallel(nn.Module, Joinable):
                 "when you have called init_process_group and have not passed process_group argument to DDP constructor"
             )
         state = self.__dict__.copy()
-        state["_comm_hook"] = state.pop("reducer").comm_hook
+        state["_comm_hook"] = state.pop("reducer").communication.comm_hook
         del state["process_group"]
         return state
 
@@ -494,4 +434,4 @@ class DistributedDataParallel(nn.Module, Joinable):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.process_group = resolve_group(None, None)
         self.reducer = self._make_reducer()
-        self.reducer.comm_hook = comm_hook
+        self.reducer.communication.comm_hook = comm_hook

@@ -7,6 +7,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.distributed import autograd as distributed_autograd
+from torch.distributed import rpc
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
@@ -39,3 +41,21 @@ def reachable_leaves(outputs: Iterable[Tensor]) -> set[int]:
                 seen.add(following)
                 stack.append(following)
     return leaves
+
+
+def refuse_distributed_autograd() -> None:
+    """Gradients of a distributed autograd pass never come to the parameters, so nothing would be averaged.
+
+    Raises:
+        RuntimeError: the forward runs within ``torch.distributed.autograd.context()``.
+    """
+    if not rpc.is_available() or not rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+        return
+    try:
+        distributed_autograd._current_context()  # type: ignore[attr-defined]
+    except RuntimeError:  # there is none
+        return
+    raise RuntimeError(
+        "This DistributedDataParallel cannot average gradients of torch.distributed.autograd, which never reach the "
+        "parameters. Use torch's own: without --parallel ddp a script gets it."
+    )

@@ -17,38 +17,25 @@ rest, and the next forward complains.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.distributed import Work
-from torch.futures import Future
 
 from ..collective_error import CollectiveError, kind_of
-from ..transport.base import Pending, TorchTransport, Transport
 from ..transport.errors import invalid_gradients, not_reduced, ready_twice, unfinished
 from .bucket import Bucket, SparseBucket
-from .bucket_layout import Layout, Slot, lay_out
-from .grad_bucket import GradBucket
+from .bucket_builder import BucketBuilder, Member
+from .bucket_layout import Layout
+from .communication import CommHook, Communication, Handle
 from .graph import reachable_leaves
-from .sparse import SparseSum
 from .step_times import StepTimes
+from .usage_flags import UsageFlags
 
-CommHook = Callable[[Any, Any], Future[Any]]
-Handle = Pending | Future[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A parameter that is reduced, its name in the module, and whether its gradients are sparse."""
-
-    name: str
-    parameter: nn.Parameter
-    sparse: bool = False
+_FLAGS = "the flags of unused parameters"  # which are reduced after the last bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +61,26 @@ class Reducer:
     def __init__(
         self,
         members: Sequence[Member],
-        group: dist.ProcessGroup,
-        transport: Callable[[], Transport],
+        communication: Communication,
         options: ReducerOptions,
     ) -> None:
         self.members = list(members)
         self.options = options
-        self._make_transport = transport
-        self._transport: Transport | None = None
+        self.communication = communication
         self.failed: CollectiveError | None = None
-        self.divisor = dist.get_world_size(group)
+        self.divisor = communication.world_size
         self.times = StepTimes()
         self.has_rebuilt = False
         self.ever_unused = False
-        self.comm_hook: tuple[Any, CommHook] | None = None
         self.buckets: list[Bucket | SparseBucket] = []
+        self._builder = BucketBuilder(self.members, options.caps, options.reduce_dtype)
         self._place: dict[int, Any] = {}  # of a member: bucket, view of it, parameter
-        self._group = group
         self._parameters = [member.parameter for member in self.members]
+        self._device = self._parameters[0].device
+        self._as_views = options.gradient_as_bucket_view and options.reduce_dtype is None
+        self._flags = UsageFlags(self._device, communication.group, communication.watch, keep=options.static_graph)
         self._sparse = [index for index, member in enumerate(self.members) if member.sparse]
         self._learning = options.static_graph
-        self._learned_use: list[bool] | None = None  # static graph: which members any rank uses
         self._expected = [1] * len(self.members)  # times that each gradient comes in one backward
         self._unused_by_graph: list[int] = []
         self._forward_waits = False  # a forward has run, and no backward that was reduced since
@@ -104,35 +90,9 @@ class Reducer:
         self._used = [False] * len(self.members)
         self._reset()
         count = len(self.members)
-        self.layout: Layout = self._lay_out(range(count - 1, -1, -1))
+        self.layout: Layout = self._builder.lay_out(range(count - 1, -1, -1))
         self.initial_layout = self.layout
         self._hooks = [self._hook(index, parameter) for index, parameter in enumerate(self._parameters)]
-
-    # The transport
-
-    def choose_transport(self) -> Transport:
-        """Choose how buckets are reduced, if that is not done; all ranks of the group must be there for it."""
-        if self._transport is None:
-            self._transport = self._make_transport()
-        return self._transport
-
-    def _watch(self, work: Work) -> Pending:
-        return self.choose_transport().watch(work)
-
-    def give_up(self) -> None:
-        """Let ranks that wait for this one know that they wait in vain."""
-        if self._transport is not None:
-            self._transport.give_up()
-
-    @property
-    def transport_name(self) -> str:
-        """How buckets are reduced; empty as long as that is not chosen."""
-        return "" if self._transport is None else self._transport.name
-
-    def close(self) -> None:
-        """Give back what the transport holds."""
-        if self._transport is not None:
-            self._transport.close()
 
     # Before a backward
 
@@ -148,7 +108,7 @@ class Reducer:
 
     def use_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let ``hook(state, bucket)`` reduce each bucket from the next backward on."""
-        self.comm_hook = (state, hook)
+        self.communication.comm_hook = (state, hook)
         self.buckets, self._place = [], {}
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
@@ -170,11 +130,11 @@ class Reducer:
     def check_finished(self) -> None:
         """Raise if the last backward left gradients that were not averaged."""
         if self.failed is not None:
-            raise self._error(kind_of(self.failed), invalid_gradients(self.failed))
+            raise self.communication.error(kind_of(self.failed), invalid_gradients(self.failed))
         if self._open:
-            self.give_up()
+            self.communication.give_up()
             missing = [member.name for member, left in zip(self.members, self._left, strict=True) if left > 0]
-            raise RuntimeError(unfinished(dist.get_rank(self._group), missing))
+            raise RuntimeError(unfinished(self.communication.rank, missing))
 
     def remove_hooks(self) -> None:
         """Leave the parameters as if there had been no reducer."""
@@ -232,7 +192,7 @@ class Reducer:
         self._open = True
         self._forward_waits = False
         self._reset()
-        scale = 1.0 if self.comm_hook is not None else 1.0 / self.divisor
+        scale = 1.0 if self.communication.comm_hook is not None else 1.0 / self.divisor
         for bucket in self.buckets:
             bucket.begin(scale)
         self.times.backward_began()
@@ -250,8 +210,7 @@ class Reducer:
         self._order: list[int] = []  # in which gradients came
         self._left = list(self._expected)  # times that each gradient is still to come
         self._handles: list[Handle | None] = []  # of buckets, in their order
-        self._used_flags: Tensor | None = None
-        self._flags_handle: Pending | None = None
+        self._flags.forget()
         self._kept: dict[int, Tensor | None] = {}  # gradients as they were, of members that this rank did not use
 
     def _mark_absent(self, index: int) -> None:
@@ -268,14 +227,14 @@ class Reducer:
         bucket, view, parameter = self._place[index]
         gradient = parameter.grad
         if view is None:
-            self._take_sparse(bucket)
+            bucket.take(self.divisor)
         else:
             scale = bucket.scale
             if gradient is view:
                 if scale is not None:
                     view.mul_(scale)
             elif gradient is None or gradient.is_sparse or gradient.requires_grad:
-                self._take_special(bucket, view, gradient)
+                bucket.take_unusual(view, gradient)
             elif scale is None:
                 view.copy_(gradient)
             else:
@@ -286,56 +245,26 @@ class Reducer:
         if not bucket.missing:
             self._launch_ready()
 
-    def _take_special(self, bucket: Bucket | SparseBucket, view: Tensor, gradient: Tensor | None) -> None:
-        """No gradient, a sparse one where dense ones were expected, or one from ``backward(create_graph=True)``."""
-        if gradient is None:
-            view.zero_()
-            return
-        view.copy_(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach())
-        if bucket.scale is not None:
-            view.mul_(bucket.scale)
-
-    def _take_sparse(self, bucket: Bucket | SparseBucket) -> None:
-        parameter = bucket.parameters[0]
-        gradient = parameter.grad
-        if gradient is None:
-            gradient = torch.zeros_like(parameter, layout=torch.sparse_coo)
-        elif not gradient.is_sparse:
-            gradient = gradient.to_sparse(parameter.dim() - 1 or 1)
-        bucket.gradient = (gradient.detach() / self.divisor).coalesce()
-
     def _launch_ready(self) -> None:
         try:
             while len(self._handles) < len(self.buckets) and self.buckets[len(self._handles)].missing == 0:
                 self._handles.append(self._launch(self.buckets[len(self._handles)]))
             if len(self._handles) == len(self.buckets) and self._wants_flags():
-                self._launch_flags()
+                self._flags.ask(self._used)
         except RuntimeError as error:
             self._fail(error, self._name_bucket(len(self._handles)))
 
     def _launch(self, bucket: Bucket | SparseBucket) -> Handle | None:
         self.times.communication_began()
-        if isinstance(bucket, SparseBucket):
-            assert bucket.gradient is not None
-            return SparseSum(bucket.gradient, self._group, self._watch)
-        if bucket.flat.numel() == 0 or self._can_skip(bucket):
+        if isinstance(bucket, Bucket) and (bucket.flat.numel() == 0 or self._can_skip(bucket)):
             return None
-        if self.comm_hook is not None:
-            state, hook = self.comm_hook
-            future: Future[Any] = hook(state, GradBucket(bucket, is_last=bucket is self.buckets[-1]))
-            return future
-        return self.choose_transport().all_reduce(bucket.flat)
+        return self.communication.launch(bucket, is_last=bucket is self.buckets[-1])
 
     def _can_skip(self, bucket: Bucket) -> bool:
         return self.options.skip_all_reduce_unused_params and all(index in self._kept for index in bucket.members)
 
     def _wants_flags(self) -> bool:
         return self.options.find_unused_parameters or self._learning
-
-    def _launch_flags(self) -> None:
-        device = self._parameters[0].device
-        self._used_flags = torch.tensor(self._used, dtype=torch.int32, device=device)
-        self._flags_handle = self._watch(dist.all_reduce(self._used_flags, group=self._group, async_op=True))
 
     # At the end of a backward
 
@@ -370,10 +299,13 @@ class Reducer:
         self.times.backward_ended()
         for number, (bucket, handle) in enumerate(zip(self.buckets, self._handles, strict=True)):
             try:
-                self._finish_bucket(bucket, handle)
+                self.communication.finish(bucket, handle)
             except RuntimeError as error:
                 self._fail(error, self._name_bucket(number))
-        used_somewhere = self._used_somewhere()
+        try:
+            used_somewhere = self._flags.answer()
+        except RuntimeError as error:
+            self._fail(error, _FLAGS)
         for index in self._without_gradient():
             self._hand_over(index, self._parameters[index], used_somewhere is None or used_somewhere[index])
         self.times.communication_ended()
@@ -385,30 +317,6 @@ class Reducer:
         self._reset()  # handles hold buffers
         if rebuild:
             self._rebuild(order)
-
-    def _finish_bucket(self, bucket: Bucket | SparseBucket, handle: Handle | None) -> None:
-        if handle is None:
-            return
-        result: Any = handle.wait()
-        if isinstance(bucket, SparseBucket):
-            bucket.gradient = result
-            return
-        if self.comm_hook is not None:
-            reduced = result[0] if isinstance(result, list | tuple) else result
-            if isinstance(reduced, Tensor) and reduced.data_ptr() != bucket.flat.data_ptr():
-                bucket.flat.copy_(reduced.view(-1))
-
-    def _used_somewhere(self) -> list[bool] | None:
-        if self._flags_handle is None or self._used_flags is None:
-            return self._learned_use
-        try:
-            self._flags_handle.wait()
-        except RuntimeError as error:
-            self._fail(error, "the flags of unused parameters")
-        used = [users > 0 for users in self._used_flags.tolist()]
-        if self.options.static_graph:
-            self._learned_use = used
-        return used
 
     def _without_gradient(self) -> Iterable[int]:
         """The members that still have to be given what was reduced; a view that is the gradient has it already."""
@@ -440,21 +348,23 @@ class Reducer:
         for bucket in self.buckets:
             if isinstance(bucket, SparseBucket):
                 bucket.parameters[0].grad = None
-                self._take_sparse(bucket)
+                bucket.take(self.divisor)
             else:
                 bucket.flat.zero_()
             self._handles.append(self._launch(bucket))
         self._used = [False] * len(self.members)
         if self._wants_flags():
-            self._launch_flags()
+            self._flags.ask(self._used)
         for bucket, handle in zip(self.buckets, self._handles, strict=True):
-            self._finish_bucket(bucket, handle)
-        self._used_somewhere()
+            self.communication.finish(bucket, handle)
+        self._flags.answer()
         self._learning = False
         if not self.has_rebuilt and not self.options.find_unused_parameters:
             self._rebuild([])
 
     def _name_bucket(self, number: int) -> str:
+        if number == len(self.buckets):
+            return _FLAGS
         names = ", ".join(self.members[index].name for index in self.buckets[number].members)
         return f"bucket {number} ({names})"
 
@@ -462,80 +372,33 @@ class Reducer:
         """Drop all gradients, so that an optimizer's step changes nothing, and say what could not be reduced."""
         for parameter in self._parameters:
             parameter.grad = None
-        self.give_up()
-        self.failed = self._error(kind_of(error), not_reduced(dist.get_rank(self._group), what, error))
+        self.communication.give_up()
+        sentence = not_reduced(self.communication.rank, what, error)
+        self.failed = self.communication.error(kind_of(error), sentence)
         raise self.failed from error
 
-    def _error(self, kind: type[CollectiveError], sentence: str) -> CollectiveError:
-        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
-        return kind(sentence, collective="all_reduce", rank=rank, world_size=world_size)
-
     # Buckets
-
-    @property
-    def _as_views(self) -> bool:
-        return self.options.gradient_as_bucket_view and self.options.reduce_dtype is None
-
-    def _wire_dtype(self, parameter: Tensor) -> torch.dtype:
-        reduce_dtype = self.options.reduce_dtype
-        return reduce_dtype if reduce_dtype is not None and parameter.is_floating_point() else parameter.dtype
-
-    def _lay_out(self, order: Iterable[int]) -> Layout:
-        slots = [
-            Slot(
-                member.parameter.numel() * self._wire_dtype(member.parameter).itemsize,
-                (self._wire_dtype(member.parameter), member.parameter.device),
-                member.sparse,
-            )
-            for member in self.members
-        ]
-        return lay_out(slots, list(order), self.options.caps)
 
     def _ensure_buckets(self) -> None:
         """Allocate late: the old buffers have gone with the gradients by now."""
         if self.buckets:
             return
-        transport = self.choose_transport()
-        # Hooks reduce by collectives of their own, and may resize a buffer: plain memory is best for them.
-        source = transport if self.comm_hook is None else TorchTransport(self._group, on_cpus=False)
         try:
-            flats = source.allocate([self._spec(members) for members in self.layout])
+            self.buckets = self._builder.build(self.layout, self.communication.source_of_buffers())
         except RuntimeError as error:
             self._fail(error, "anything: there are no buckets")
-        self.buckets = [
-            self._make_bucket(number, members, flat)
-            for number, (members, flat) in enumerate(zip(self.layout, flats, strict=True))
-        ]
-        self._place = {
-            index: (bucket, view, self._parameters[index])
-            for bucket in self.buckets
-            for index, view in zip(bucket.members, bucket.views, strict=True)
-        }
-
-    def _spec(self, members: Sequence[int]) -> tuple[int, torch.dtype, torch.device]:
-        parameters = [self._parameters[index] for index in members]
-        sparse = self.members[members[0]].sparse
-        numel = 0 if sparse else sum(parameter.numel() for parameter in parameters)
-        return numel, self._wire_dtype(parameters[0]), parameters[0].device
-
-    def _make_bucket(self, number: int, members: Sequence[int], flat: Tensor) -> Bucket | SparseBucket:
-        parameters = [self._parameters[index] for index in members]
-        if self.members[members[0]].sparse:
-            return SparseBucket(number, members[0], parameters[0])
-        return Bucket(number, members, parameters, flat)
+        self._place = self._builder.places(self.buckets)
 
     def _rebuild(self, order: Sequence[int]) -> None:
         """Lay the buckets out anew in the order that rank 0 saw; the buffers follow with the next backward."""
         seen = set(order)
         missing = [index for index in range(len(self.members) - 1, -1, -1) if index not in seen]
-        agreed = torch.tensor([*order, *missing], device=self._parameters[0].device)
         try:
-            source = dist.get_global_rank(self._group, 0)
-            self._watch(dist.broadcast(agreed, src=source, group=self._group, async_op=True)).wait()
+            agreed = self.communication.from_first_rank([*order, *missing], self._device)
         except RuntimeError as error:
             self._fail(error, "the order of buckets")
         self.has_rebuilt = True
-        layout = self._lay_out(agreed.tolist())
+        layout = self._builder.lay_out(agreed)
         if layout != self.layout:
             self.layout = layout
             self.buckets, self._place = [], {}

@@ -45,14 +45,8 @@ class SparseSum:
         self._watch(dist.all_gather(everyone, mine, group=self._group, async_op=True)).wait()
         rows = torch.cat([rows[:count] for rows, count in zip(everyone, counts, strict=True)])
         split = gradient.sparse_dim() * _INDEX_BYTES
-        indices = rows[:, :split].contiguous().flatten().view(torch.int64).view(-1, gradient.sparse_dim()).t()
-        values = (
-            rows[:, split:]
-            .contiguous()
-            .flatten()
-            .view(gradient.dtype)
-            .view(-1, *gradient.shape[gradient.sparse_dim() :])
-        )
+        indices = _packed(rows[:, :split]).view(torch.int64).view(-1, gradient.sparse_dim()).t()
+        values = _packed(rows[:, split:]).view(gradient.dtype).view(-1, *gradient.shape[gradient.sparse_dim() :])
         return torch.sparse_coo_tensor(indices, values, gradient.shape, check_invariants=False).coalesce()
 
 
@@ -63,6 +57,11 @@ def _rows(gradient: Tensor, count: int) -> Tensor:
     rows = torch.zeros(count, width, dtype=torch.uint8, device=gradient.device)
     if present:
         parts = (gradient.indices().t(), gradient.values())
-        as_bytes = [part.contiguous().flatten().view(torch.uint8).view(present, -1) for part in parts]
+        as_bytes = [_packed(part).view(torch.uint8).view(present, -1) for part in parts]
         rows[:present] = torch.cat(as_bytes, dim=1)
     return rows
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """A flat copy that begins its own storage: ``contiguous`` leaves a single row its strides and its offset."""
+    return tensor.clone(memory_format=torch.contiguous_format).flatten()

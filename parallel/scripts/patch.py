@@ -62,6 +62,7 @@ def apply_as_asked() -> None:
 def put_in_place(way: Way = Way.DDP) -> None:
     """Exchange the classes; torch is loaded. A second time changes nothing."""
     from .. import DataParallel, DistributedDataParallel  # noqa: PLC0415  -- they import torch
+    from . import spawned  # noqa: PLC0415  -- it imports multiprocessing, which torch has loaded by now
 
     for name, ours in (("DistributedDataParallel", DistributedDataParallel), ("DataParallel", DataParallel)):
         theirs = getattr(sys.modules[_HOMES[name][-1]], name)
@@ -71,6 +72,7 @@ def put_in_place(way: Way = Way.DDP) -> None:
             _stand_in(name, _HOMES[name], theirs, ours)
     if way is Way.FSDP:
         _put_fsdp_in_place()
+    spawned.follow()
 
 
 def _put_fsdp_in_place() -> None:

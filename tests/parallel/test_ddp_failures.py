@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dlaunch.parallel import CollectiveError, DistributedDataParallel, PeerLost
 
 from .ddp_models import batches
+from .programs import run_ranks
 from .worlds import RankFailed, World, WorldOf
 
 
@@ -108,7 +109,7 @@ def wait_for_one_that_gave_up(rank: int) -> tuple[str, float]:
     model = DistributedDataParallel(layers(), transport="torch")
     outputs = model(torch.ones(1, 6))
     if rank == 1:
-        model.reducer.give_up()  # it lives, and its connections stay open
+        model.reducer.communication.give_up()  # it lives, and its connections stay open
         return "", 0.0
     began = time.monotonic()
     try:
@@ -264,3 +265,26 @@ def map_and_drop(rank: int) -> tuple[int, int]:
 
 def test_shared_memory_goes_with_the_model(world_of: WorldOf) -> None:
     assert world_of(2).run(map_and_drop) == [(2, 0)] * 2
+
+
+def test_distributed_autograd_whose_gradients_would_never_be_averaged_is_refused(tmp_path: Path) -> None:
+    script = """
+import os, torch
+import torch.distributed as dist
+from torch.distributed import autograd, rpc
+from dlaunch.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{os.getcwd()}/meeting")
+rpc.init_rpc("only", rank=0, world_size=1, rpc_backend_options=options)
+model = DistributedDataParallel(torch.nn.Linear(3, 2))
+torch.autograd.backward(model(torch.ones(1, 3)).sum())
+try:
+    with autograd.context():
+        model(torch.ones(1, 3))
+except RuntimeError as error:
+    print(error)
+rpc.shutdown()
+"""
+    (result,) = run_ranks(script, tmp_path)
+    assert "cannot average gradients of torch.distributed.autograd" in result.stdout, result.stderr

@@ -50,6 +50,20 @@ def test_no_rows_anywhere_are_no_rows(world_of: WorldOf) -> None:
     world_of(2).run(sum_nothing)
 
 
+def sum_one_row(rank: int, dtype: torch.dtype) -> None:
+    """Four entries of one row, coalesced: what is left is a view of a larger tensor, with its strides."""
+    assert dist.group.WORLD is not None
+    values = torch.arange(4.0).view(4, 1).to(dtype)
+    mine = torch.sparse_coo_tensor(torch.tensor([[5] * 4]), values, (7, 1)).coalesce()
+    found = SparseSum(mine, dist.group.WORLD, lambda work: work).wait()
+    assert found.indices().tolist() == [[5]] and found.values().tolist() == [[12]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex128])
+def test_a_single_row_that_was_looked_up_several_times_is_summed(world_of: WorldOf, dtype: torch.dtype) -> None:
+    world_of(2).run(sum_one_row, dtype)
+
+
 def scalars(rank: int) -> list[float]:
     """No dense dimensions: every element is an entry of its own."""
     assert dist.group.WORLD is not None

@@ -61,6 +61,31 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
     assert run(before + NAMES + after, tmp_path) == "ours\n"
 
 
+def test_processes_that_a_script_starts_through_multiprocessing_find_ours_too(tmp_path: Path) -> None:
+    script = """
+import os
+if __name__ == "__main__":
+    os.environ["DLAUNCH_PARALLEL"] = "ddp"
+    from dlaunch.parallel.scripts import patch
+    patch.apply_as_asked()
+import multiprocessing
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as Wrapper  # a name that nobody could guess
+
+def child(rank, method):
+    print(method, Wrapper.__module__, flush=True)
+
+if __name__ == "__main__":
+    mp.spawn(child, args=("spawn",))
+    process = multiprocessing.get_context("forkserver").Process(target=child, args=(0, "forkserver"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+"""
+    ours = "dlaunch.parallel.ddp.distributed_data_parallel"
+    assert run(script, tmp_path) == f"spawn {ours}\nforkserver {ours}\n"
+
+
 def test_without_a_way_torch_keeps_its_classes_and_nothing_is_imported(tmp_path: Path) -> None:
     script = """
 import sys

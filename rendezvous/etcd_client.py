@@ -7,6 +7,7 @@ Of requests:
 - A write is sent to a second endpoint only when the first did not get it: there was no connection, or etcd says that it
   refused. After that it waits for its answer as long as the endpoint gives any sign of life.
 - An endpoint that failed is left for another, and is used again when that one fails.
+- An endpoint of another cluster is not used at all (etcd_identity.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from . import etcd_messages as messages
 from .endpoints import Certificates, EtcdSettings, parse_endpoint
 from .etcd_faults import Fault, Help, error_of
+from .etcd_identity import Identities
 from .etcd_member import GivenUp, Member, Metadata, RpcError, fault_of_error
 from .etcd_messages import Method
 from .etcd_watches import Watches
@@ -85,6 +87,7 @@ class Client:
         random.shuffle(endpoints)  # a thousand agents are given the same list
         self._members = [Member(endpoint, tls, certificates, settings.try_s) for endpoint in endpoints]
         self._current = self._members[0]
+        self._identities = Identities(self._members, settings.try_s)
         self._token: str | None = None if settings.user else ""
         self._asking: dict[Member, asyncio.Lock] = {member: asyncio.Lock() for member in self._members}  # for a token
         self._revision = 0  # that etcd last told us
@@ -93,6 +96,7 @@ class Client:
 
     async def close(self) -> None:
         """End everything."""
+        self._identities.close()
         for task in self._tasks:
             task.cancel()
         await self.watches.close()
@@ -133,7 +137,10 @@ class Client:
 
     async def _perform(self, asked: Asked, done: Callable[[Answer | StoreError], None]) -> None:
         try:
-            if isinstance(asked.request, Txn) and asked.request.success and _only_reads(asked.request):
+            refused = await self._identities.ask_all(self._members[0])
+            if refused is not None:
+                answer: Answer | StoreError = refused
+            elif isinstance(asked.request, Txn) and asked.request.success and _only_reads(asked.request):
                 answer = await self._snapshot(asked, asked.request)
             else:
                 answer = await (self._repeat(asked) if asked.repeatable else self._write(asked))
@@ -182,7 +189,8 @@ class Client:
                 )
                 if not done:
                     for member in running.values():
-                        if (silent := self._silent(member, began)) is not None:
+                        silent = self._silent(member, began)
+                        if silent is not None and not self._is_told(member, faults):
                             faults[member.name] = silent
                 for task in done:
                     member, found = running.pop(task), task.result()
@@ -227,6 +235,11 @@ class Client:
             return True
         return len(faults) == len(self._members) and all(fault.is_lasting for fault in faults.values())
 
+    @staticmethod
+    def _is_told(member: Member, faults: dict[str, Fault]) -> bool:
+        """Whether it is known already that a member is silent, perhaps in better words."""
+        return member.name in faults and faults[member.name].trouble is Trouble.TIMEOUT
+
     def _too_late(self, asked: Asked, faults: dict[str, Fault], *, maybe_done: bool) -> StoreError:
         unknown = Fault(Trouble.TIMEOUT, "no answer")
         told = {member.name: faults.get(member.name, unknown) for member in self._members}
@@ -234,7 +247,8 @@ class Client:
 
     async def _attempt(self, member: Member, asked: Asked) -> Answer | Fault:
         """One request to one endpoint."""
-        found = await member.connected(asked.deadline) or await self._send_as_user(member, asked)
+        found: Answer | Fault | None = await member.connected(asked.deadline)
+        found = found or await self._identities.check(member, asked.deadline) or await self._send_as_user(member, asked)
         if isinstance(found, Fault) and found.help is not Help.NOTHING:
             member.is_bad()
         return found
@@ -271,6 +285,8 @@ class Client:
         if reply is None:
             member.reconnect(connection)
             return Fault(Trouble.TIMEOUT, "no answer", maybe_done=True)
+        if (stranger := self._identities.heard(member, reply.header.cluster_id)) is not None:
+            return stranger._replace(maybe_done=not asked.repeatable)
         self._revision = reply.header.revision
         return messages.decode(asked.request, reply)
 
@@ -299,7 +315,10 @@ class Client:
         return (_LEADER_WANTED, ("token", self._token)) if self._token else (_LEADER_WANTED,)
 
     async def metadata(self, member: Member, deadline: float) -> Metadata | None:
-        """What goes with a call; None: there is no token now."""
+        """What goes with a call; None: there is no token now, or this is another cluster's endpoint."""
+        if await self._identities.check(member, deadline) is not None:
+            member.is_bad()
+            return None
         return self._with_token() if await self._authenticated(member, deadline) is None else None
 
     def drop_token(self) -> bool:

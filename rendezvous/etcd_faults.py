@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ class Fault(NamedTuple):
     words: str
     help: Help = Help.ANOTHER_TRY
     maybe_done: bool = False  # the request was sent, and may have taken effect or do so yet
+    head: str = ""  # in place of what is usually said of this sort of trouble
 
     @property
     def is_lasting(self) -> bool:
@@ -125,6 +126,18 @@ def error_of(faults: Mapping[str, Fault], *, within_s: float | None = None) -> S
         names.setdefault(fault.words, []).append(name)
     each = "; ".join(f"{', '.join(at)}: {words}" for words, at in names.items())
     within = "" if within_s is None else f" within {within_s:g} s"
-    return StoreError(
-        trouble, f"{_HEADS[trouble]}{within}: {each}.", any(fault.maybe_done for fault in faults.values())
-    )
+    heads = {fault.head or _HEADS[trouble] for fault in faults.values() if fault.trouble is trouble}
+    head = heads.pop() if len(heads) == 1 else _HEADS[trouble]
+    return StoreError(trouble, f"{head}{within}: {each}.", any(fault.maybe_done for fault in faults.values()))
+
+
+def fault_of_cluster(found: int, ours: int) -> Fault:
+    """An endpoint is of another cluster than the one that we began with."""
+    words = f"it is of the cluster {found:x}, and we began with {ours:x} (was it set up or restored anew?)"
+    return Fault(Trouble.WRONG_SERVER, words, Help.ANOTHER_ENDPOINT, head="Another etcd answers")
+
+
+def different_clusters(found: Mapping[int, Iterable[str]]) -> StoreError:
+    """The endpoints, by the id of their cluster, are of more than one."""
+    each = "; ".join(f"{', '.join(names)} of {cluster:x}" for cluster, names in found.items())
+    return StoreError(Trouble.WRONG_SERVER, f"The endpoints are of {len(found)} different clusters of etcd: {each}.")

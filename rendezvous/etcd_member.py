@@ -106,6 +106,7 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self._channel = self._open()
         self.connection = 1  # counts our attempts to start anew
+        self.cluster_id = 0  # as it told us on this connection; 0: it has not
         self._closing: asyncio.Task[None] | None = None
         self._calls: dict[str, Any] = {}
         self._waiters: list[asyncio.Future[None]] = []
@@ -138,6 +139,8 @@ class Member:
         """Wake those who wait for the connection whenever its state changes."""
         while True:
             state = self._channel.get_state()
+            if state is not READY:
+                self.cluster_id = 0  # who answers next may be somebody else
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 if not waiter.done():
@@ -254,6 +257,7 @@ class Member:
             return  # somebody has done so already
         old, self._channel = self._channel, self._open()
         self.connection += 1
+        self.cluster_id = 0
         self._calls = {}
         self._follower.cancel()
         self._follower = self._loop.create_task(self._follow())

@@ -19,6 +19,7 @@ from .store import Trouble
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 SETTINGS_TYPE = 4
 TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+SPEAKS_TLS = "it speaks TLS, and we do not (give its CA: --rdzv-ca)"
 
 
 async def look_at(endpoint: Endpoint, tls: ssl.SSLContext | None, within_s: float) -> Fault:
@@ -33,13 +34,32 @@ async def look_at(endpoint: Endpoint, tls: ssl.SSLContext | None, within_s: floa
         return _connect_fault(error, tls is not None)
     try:
         writer.write(PREFACE)
-        return fault_in(await asyncio.wait_for(reader.read(64), max(deadline - loop.time(), 0.05)), tls is not None)
+        said = await asyncio.wait_for(reader.read(64), max(deadline - loop.time(), 0.05))
     except asyncio.TimeoutError:
         return Fault(Trouble.TIMEOUT, "it takes connections and says nothing (is it stopped, or no etcd?)")
-    except OSError as error:
-        return _tls_fault(error) if isinstance(error, ssl.SSLError) else _closed(tls is not None)
+    except ssl.SSLError as error:
+        return _tls_fault(error)
+    except OSError:
+        said = b""
     finally:
         writer.transport.abort()
+    if not said and tls is None and await _speaks_tls(endpoint, max(deadline - loop.time(), 0.05)):
+        return _wrong(SPEAKS_TLS)
+    return fault_in(said, tls is not None)
+
+
+async def _speaks_tls(endpoint: Endpoint, within_s: float) -> bool:
+    """Whether it takes part in a handshake of TLS. Nothing is told to it, so nothing has to be trusted."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        _reader, writer = await asyncio.wait_for(_connect(endpoint, context), within_s)
+    except ssl.SSLError as error:
+        return "alert" in (error.reason or "").lower()  # it wants a certificate of ours, most likely
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.transport.abort()
+    return True
 
 
 async def _connect(endpoint: Endpoint, tls: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -52,7 +72,7 @@ def fault_in(said: bytes, tls: bool) -> Fault:
     if not said:
         return _closed(tls)
     if said.startswith(TLS_RECORDS) or b"HTTPS server" in said or b"TLS" in said[:64]:
-        return _wrong("it speaks TLS, and we do not (give its CA)")
+        return _wrong(SPEAKS_TLS)
     if said.startswith(b"HTTP/1."):
         return _wrong("a web server answers (HTTP/1), not etcd with its v3 API")
     if said.startswith(b"SSH-"):
@@ -66,7 +86,7 @@ def _closed(tls: bool) -> Fault:
     """A server of another kind does this, and one that is being killed: who asks must see it twice to be sure."""
     if tls:
         return Fault(Trouble.DENIED, "it closes our connections at once (does it want a client certificate?)")
-    return Fault(Trouble.WRONG_SERVER, "it closes our connections at once (does it speak TLS? then give its CA)")
+    return Fault(Trouble.WRONG_SERVER, "it closes our connections at once (is it an etcd at all?)")
 
 
 def _wrong(words: str) -> Fault:
@@ -93,7 +113,7 @@ def _tls_fault(error: ssl.SSLError) -> Fault:
         return Fault(Trouble.DENIED, words, Help.ANOTHER_ENDPOINT)
     reason = (error.reason or "").replace("_", " ").lower()
     if "certificate" in reason or "unknown ca" in reason:
-        return Fault(Trouble.DENIED, f"it does not take our client certificate ({reason})", Help.ANOTHER_ENDPOINT)
+        return Fault(Trouble.DENIED, f"it wants a client certificate that it trusts ({reason})", Help.ANOTHER_ENDPOINT)
     if "wrong version" in reason or "http request" in reason or "packet length" in reason:
         return _wrong("it does not speak TLS, and we do")
     return Fault(Trouble.UNREACHABLE, f"the TLS handshake failed ({reason or 'no reason given'})")

@@ -124,8 +124,9 @@ def test_a_stopped_member_is_left_within_two_tries_and_used_again_later(
     assert 0.9 < took_s < 2.4
     error, took_s = owner.timed(writer, Txn((), (Put(key + "ambiguous", b""),)))
     assert sure(StoreError, error).maybe_done
-    assert sure(StoreError, error).trouble is Trouble.TIMEOUT
-    assert 0.9 < took_s < 2.4
+    # gRPC pings a connection by itself after some answers; where it did so just now, it is the first to find out
+    assert sure(StoreError, error).trouble in {Trouble.TIMEOUT, Trouble.UNREACHABLE}
+    assert took_s < 2.4
     owner.put(writer, key, b"1")  # elsewhere
     assert [change.value for change in heard.until(2) if change.key == key] == [b"0", b"1"]
     cluster.cont(stopped)

@@ -189,8 +189,8 @@ def _grow(sight: Sight) -> Decision | LookAgain | None:
         for node in sight.nodes.values()
         if node.node_id not in sight.members and node.host not in sight.away and not _is_leaving(sight, node.node_id)
     ]
-    # one that did not get ready in time may be dead or hang: it comes in when the job restarts for another reason
-    hosts = [node.host for node in outside if node.node_id not in sight.round.passed]
+    # one that did not get ready in time may be dead or hang: it comes in once it is, or when the job restarts
+    hosts = [node.host for node in outside if node.node_id not in sight.round.passed or _is_ready(sight, node.node_id)]
     if not hosts or any(Kind.FINISHED in sight.reports.get(member, {}) for member in sight.members):
         return None  # a job that is ending is not restarted to grow
     settle_s = settings.join_settle_s if settings.join is Join.SETTLE else JOIN_FOLD_S
@@ -325,6 +325,10 @@ def _said_so_itself(sight: Sight, member: str) -> bool:
 
 def _ended(sight: Sight, member: str) -> bool:
     return _said_so_itself(sight, member) or Kind.FENCED in sight.reports.get(member, {})
+
+
+def _is_ready(sight: Sight, node_id: str) -> bool:
+    return Kind.READY in sight.reports.get(node_id, {})
 
 
 def _is_leaving(sight: Sight, node_id: str) -> bool:

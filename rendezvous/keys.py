@@ -7,6 +7,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 _NUMBER = re.compile("[1-9][0-9]{0,9}")
+_NODE_ID = re.compile("[0-9a-f]{12}-.+")
 
 
 class Keys(NamedTuple):
@@ -49,6 +50,11 @@ class Keys(NamedTuple):
         """What all reports start with."""
         return self.root + "report/"
 
+    @property
+    def oldest_nodes(self) -> tuple[str, str]:
+        """From where to where registrations stand, by arrival: what sorts before or after them is none of ours."""
+        return self.nodes + "0", self.nodes + "g"
+
     def node(self, node_id: str) -> str:
         """A node's registration, on its lease."""
         return self.nodes + node_id
@@ -89,6 +95,11 @@ class Keys(NamedTuple):
     def report(self, number: int, node_id: str, kind: str) -> str:
         """One report on a node in a round; created once."""
         return f"{self.reports(number)}{node_id}/{kind}"
+
+
+def is_node_id(text: str) -> bool:
+    """Whether a text has the form of a node's id. What somebody else puts among the registrations has not."""
+    return _NODE_ID.fullmatch(text) is not None
 
 
 def new_node_id(arrival: int, fresh: str) -> str:

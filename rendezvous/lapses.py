@@ -6,6 +6,7 @@ on; and some versions of etcd end leases before their time. What is a proof is f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ class Lapses:
         self._listed = listed
         self._is_single = self._is_new = False  # the store, as far as we know
         self._leases: dict[str, int] = {}  # of all registrations that were ever seen
-        self._lapsed: set[str] = set()  # ids whose leases were looked at, and are gone
+        self._lapsed: dict[str, float] = {}  # ids whose leases were looked at, and are gone: since when we know
 
     def know_store(self) -> None:
         """Ask whether this store can end a lease before its time: several members, and one too old to know better."""
@@ -103,12 +104,11 @@ class Lapses:
         if record.phase not in {Phase.RUNNING, Phase.STOPPING}:
             return
         self.enter(number)
-        self._leases.update(self._board.leases)
+        self._know_leases()
         ids, promised_until = self._standing()  # a promise that was given since the list was asked for counts too
         absent = [member for member in members if member not in registered]
         for member in absent:
             self._look_at_lease(member)
-        sound = self._is_single or self._is_new
         self.proofs.listed(
             members,
             registered,
@@ -116,17 +116,34 @@ class Lapses:
             asked_at=asked_at,
             answered_at=self._desk.now,
             promised_until=promised_until,
-            doubts_s={member: 0.0 if sound and member in self._lapsed else self._ttl_s for member in absent},
+            doubts_s={member: self._doubt_s(member, asked_at) for member in absent},
         )
+
+    def _doubt_s(self, member: str, now: float) -> float:
+        """For how long a lease has to be absent until it counts; for ever, while it is not known to be gone."""
+        if member not in self._leases:
+            return self._ttl_s  # it went before we looked here: it cannot be asked for
+        if member not in self._lapsed:
+            return math.inf
+        is_sound = self._is_single or self._is_new
+        return 0.0 if is_sound or now - self._lapsed[member] >= self._ttl_s else math.inf
+
+    def _know_leases(self) -> None:
+        """A node that registers again has another lease, of which nothing is known yet."""
+        for node_id, lease in self._board.leases.items():
+            if self._leases.get(node_id) != lease:
+                self._leases[node_id] = lease
+                self._lapsed.pop(node_id, None)
 
     def _look_at_lease(self, member: str) -> None:
         """Only a lease that is gone has lapsed: its key alone may have been deleted by hand."""
         if member not in self._lapsed and (lease := self._leases.get(member)):
-            self._desk.ask(LookAtLease(lease), TIMEOUT_S, lambda answer: self._lease_looked_at(member, answer))
+            self._desk.ask(LookAtLease(lease), TIMEOUT_S, lambda answer: self._looked_at(member, lease, answer))
 
-    def _lease_looked_at(self, member: str, answer: Answer | StoreError) -> None:
-        if isinstance(answer, LeaseAlive) and answer.ttl_s == 0 and member not in self._lapsed:
-            self._lapsed.add(member)
+    def _looked_at(self, member: str, lease: int, answer: Answer | StoreError) -> None:
+        is_gone = isinstance(answer, LeaseAlive) and answer.ttl_s == 0
+        if is_gone and self._leases.get(member) == lease and member not in self._lapsed:
+            self._lapsed[member] = self._desk.now
             self.list()
 
     def _members_counted(self, answer: Answer | StoreError) -> None:

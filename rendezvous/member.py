@@ -30,7 +30,7 @@ from .events import (
     WorkersStopped,
 )
 from .joining import Joining, not_ours
-from .keys import Keys
+from .keys import Keys, is_node_id
 from .lapses import Standing
 from .outbox import Outbox, RoundSeen
 from .placing import as_assignment
@@ -107,6 +107,8 @@ class Member:
         self._finished = 0
         self._in_trouble = 0  # the round in which a worker of ours failed
         self._spare_in = 0  # the last round that was seen to run without us
+        self._passed_in = -1  # the last round that ran without us because we were not ready in time
+        self._passed_twice = False  # so did the round before
         self._meeting_for: tuple[int, str] | None = None
         # ends
         self._leaving = ""
@@ -124,8 +126,8 @@ class Member:
     def handle(self, event: Event, now: float) -> list[Effect]:  # noqa: PLR0912  -- one case for each event
         """What to do about ``event``."""
         self._desk.now = now
-        if self._over:
-            return []
+        if self._over:  # what it waits for, when it was to leave as the run ended, is to hear that it has left
+            return [Left()] if isinstance(event, Leave) else []
         match event:
             case Join():
                 self._began_at = now
@@ -399,6 +401,8 @@ class Member:
     def _meeting_opened(self, event: MeetingOpened) -> None:
         record = self._round
         if record and (event.round, self.node_id) == self._meeting_for and record.number == event.round:
+            if self._is_passed(record) and not self._may_come_late(record):
+                return
             meeting = event.address, event.port, event.served
             self._outbox.post(ReportRecord(event.round, self.node_id, Kind.READY, 0, *meeting))
 
@@ -414,6 +418,8 @@ class Member:
         assign = self._assigns[record.nonce]
         number = record.number
         if assign is None:
+            if self._is_passed(record) and self._may_come_late(record):
+                self._get_ready(number)  # too late for this round: so it is known that this node does not hang
             if record.phase is Phase.RUNNING and self._registration.is_valid and self._spare_in != number:
                 self._spare_in = number
                 self._desk.set_timer("spare", self._desk.now + SPARE_S, lambda: self._say_spare(number))
@@ -426,6 +432,19 @@ class Member:
             self._report(Kind.STOPPED, assign.node_id)
         elif self._registration.is_valid and self._desk.now < self._registration.lease_deadline:
             self._start_workers(record, assign)
+
+    def _is_passed(self, record: RoundRecord) -> bool:
+        return record.phase is Phase.RUNNING and self.node_id in record.passed
+
+    def _may_come_late(self, record: RoundRecord) -> bool:
+        """Whether a round that runs without us may hear that we are ready by now: it is restarted to take us in.
+
+        Not where the round before did not get us in time either: a slow node would restart the job for ever.
+        """
+        if self._passed_in != record.number:
+            self._passed_twice = self._passed_in == record.number - 1
+            self._passed_in = record.number
+        return not self._passed_twice
 
     def _say_spare(self, number: int) -> None:
         record = self._round
@@ -468,7 +487,7 @@ class Member:
             (),
             (
                 Range(self._keys.round),
-                Range(self._keys.nodes, prefix=True, limit=FIRST_NODES, keys_only=True),
+                self._first_nodes(),
                 Range(self._keys.node(self.node_id), keys_only=True),
                 *(() if self._running else (Range(self._keys.away_host(self._node.host), keys_only=True),)),
             ),
@@ -498,8 +517,11 @@ class Member:
 
     def _find_turn(self) -> None:
         """Look only whether it is our turn: between two looks, when it may just have become so."""
-        request = Range(self._keys.nodes, prefix=True, limit=FIRST_NODES, keys_only=True)
-        self._desk.ask(request, TIMEOUT_S, self._turn_found)
+        self._desk.ask(self._first_nodes(), TIMEOUT_S, self._turn_found)
+
+    def _first_nodes(self) -> Range:
+        first, beyond = self._keys.oldest_nodes
+        return Range(first, end=beyond, limit=FIRST_NODES, keys_only=True)
 
     def _turn_found(self, answer: Answer | StoreError) -> None:
         if isinstance(answer, RangeAnswer):
@@ -508,7 +530,8 @@ class Member:
     def _take_turn(self, first: RangeAnswer) -> None:
         if self._proposer is None or self._over:
             return
-        oldest = [node_id for kv in first.kvs if (node_id := self._keys.node_of(kv.key))]
+        ids = (self._keys.node_of(kv.key) for kv in first.kvs)
+        oldest = [node_id for node_id in ids if node_id and is_node_id(node_id)]
         present = [elder for elder in self._round.elders if elder in oldest] if self._round else []
         self._proposer.be(self._turn(present, oldest) if self._registration.is_valid else None)
 

@@ -86,12 +86,12 @@ class MemoryKeys:
         self._history: list[tuple[Change, ...]] = []  # of each revision, the last is `revision`'s
         self._leases: dict[int, _Lease] = {}
         self._ends: list[tuple[float, int]] = []  # a heap; an entry may be earlier than its lease's end, never later
-        self._next_lease = 1
+        self.next_lease = 1  # ids of leases never come back: etcd makes them of the time (pkg/idutil/id.go)
 
     def copy(self) -> MemoryKeys:
         """The same state, apart: a snapshot to go back to."""
         other = MemoryKeys(self._min_ttl_s)
-        other.revision, other.compacted, other._next_lease = self.revision, self.compacted, self._next_lease
+        other.revision, other.compacted, other.next_lease = self.revision, self.compacted, self.next_lease
         other.version, other.members = self.version, self.members
         other._kvs, other._names, other._history = dict(self._kvs), list(self._names), list(self._history)
         other._leases = {lease: state.copy() for lease, state in self._leases.items()}
@@ -202,8 +202,8 @@ class MemoryKeys:
 
     def _grant(self, ttl_s: int, now: float) -> LeaseGranted:
         ttl_s = max(ttl_s, self._min_ttl_s)
-        lease = self._next_lease
-        self._next_lease += 1
+        lease = self.next_lease
+        self.next_lease += 1
         self._leases[lease] = _Lease(ttl_s, now + ttl_s)
         heapq.heappush(self._ends, (now + ttl_s, lease))
         return LeaseGranted(self.revision, lease, ttl_s)

@@ -72,5 +72,5 @@ class Proofs:
             after_another = self._ended_at is not None and asked_at - self._ended_at >= self._promise_s
             after_the_limit = none_is_left and asked_at - since >= self._limit
             is_old = asked_at - since >= (doubts_s or {}).get(member, 0.0)
-            if member != me and ((is_old and (by_member or after_another)) or after_the_limit):
+            if member != me and is_old and (by_member or after_another or after_the_limit):
                 self.fenced.add(member)

@@ -207,10 +207,13 @@ class Registration:
     # --- renewing ------------------------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        if not self.is_valid:
+        if not self.is_valid and not self._owner.runs_unbroken:
             return
         now, lease = self._desk.now, self._lease
         self._desk.set_timer("renew", now + self._ttl_s / 3, self._renew)
+        if not self.is_valid:  # to register again may take an etcd that has just come back longer than a vouch lasts
+            self._owner.missed()
+            return
         self._desk.ask(KeepAlive(lease), self._ttl_s / 4, lambda answer: self._answered(answer, lease, now))
 
     def _answered(self, answer: Answer | StoreError, lease: int, sent_at: float) -> None:

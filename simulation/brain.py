@@ -31,8 +31,8 @@ def make_brain(plan: Plan, body: Body) -> Coupling:
         )
     )
     member = Member(
-        MemberSettings(RUN_ID, plan.settings, timeout_s=plan.timeout_s),
-        NodeInfo(body.host, body.boot_id, body.address, body.workers),
+        MemberSettings(RUN_ID, plan.settings, timeout_s=plan.timeout_s, lingers=body.serves_store),
+        NodeInfo(body.host, body.boot_id, body.address, body.workers, body.role, body.node_rank),
         body.fresh,
     )
     return Coupling(machine, member)

@@ -23,7 +23,9 @@ from .invariants import Invariants, Violation
 from .job import LOST_PEER, Job, WholeWorld
 from .network import Network
 from .node import Agent, Host
-from .plan import Plan
+from .people import People
+from .plan import HostPlan, Plan
+from .private import PrivateStore
 from .starter import KILLED, Worker
 from .story import Story
 from .weather import FAIR
@@ -50,6 +52,9 @@ class Body(NamedTuple):
     boot_id: str
     workers: int
     fresh: Callable[[], str]  # a text that is used nowhere else
+    role: str = "default"
+    node_rank: int | None = None
+    serves_store: bool = False  # the private etcd of the run is this agent's
 
 
 MakeBrain = Callable[[Plan, Body], Brain]
@@ -97,6 +102,8 @@ class Cluster:
         self._traps = list(plan.traps)
         self.living = 0  # agents
         self._to_come = 0  # agents that are going to start
+        self.people = People(self)
+        self.private = PrivateStore(self, plan.store_on) if plan.store_on is not None else None
         self.etcd.observers.append(self._written)
 
     # --- running -------------------------------------------------------------------------------------------------
@@ -135,7 +142,7 @@ class Cluster:
     def arrange(self) -> None:
         """Let the hosts and the faults come, each at its time."""
         for host in self.plan.hosts:
-            self._add_host(host.clock, host.workers, host.name)
+            self._add_host(host)
             self._start_later(len(self.hosts) - 1, host.starts_at)
         for fault in self.plan.faults:
             self.scheduler.at(fault.at, self.strike, fault)
@@ -169,6 +176,8 @@ class Cluster:
             raise Violation("6 the end", f"workers are left: {sorted(worker.pid for worker in left)}")
         if closed is None and all(agent.was_asked_to_leave for agent in self.agents):
             return
+        if self.private is not None and not self.private.can_run():
+            return  # the store has ended with its agent, and all keys with it
         self.scheduler.step(self.scheduler.now)
         until = self.scheduler.now + 3 * self.plan.settings.lease_ttl_s + 5.0
         while self.scheduler.step(until):
@@ -180,7 +189,8 @@ class Cluster:
         closed = self.invariants.closed
         early = self.closed_at is None or agent.ended_at < self.closed_at
         restored = self.invariants.is_restored
-        if agent.problem is not None and early and not restored and agent.may_give_up_until < agent.ended_at:
+        may_give_up = restored or agent.may_give_up_until >= agent.ended_at or self._was_out_of_reach(agent)
+        if agent.problem is not None and early and not may_give_up:
             raise Violation("6 the end", f"{agent.name} gave up: {agent.problem}")
         if agent.outcome is None or agent.was_asked_to_leave:
             return
@@ -190,10 +200,16 @@ class Cluster:
         if told != (closed.ending.state, closed.ending.exit_code):
             raise Violation("6 the end", f"{agent.name} ended with {told}, the run with {closed.ending}")
 
+    def _was_out_of_reach(self, agent: Agent) -> bool:
+        """Whether it heard nothing of the store for so long that it may give up."""
+        patience_s = self.plan.settings.outage_limit_s + self.plan.timeout_s
+        silent_s = max(agent.client.longest_silence_s, agent.ended_at - agent.client.heard_at)
+        return silent_s > patience_s / 2  # the agent may have stood still while an answer came
+
     # --- hosts and agents ----------------------------------------------------------------------------------------
 
-    def _add_host(self, clock: HostClock, workers: int, name: str = "") -> Host:
-        host = Host(self, len(self.hosts), clock, workers, name)
+    def _add_host(self, plan: HostPlan) -> Host:
+        host = Host(self, len(self.hosts), plan)
         self.hosts.append(host)
         return host
 
@@ -206,6 +222,8 @@ class Cluster:
         host = self.hosts[index]
         if not host.has_power or host.agent is not None or (self.closed_at and self.dice.random() < COMES_IN_VAIN):
             return
+        if self.closed_at and self.private:
+            return  # there may be nobody left who knows how it ended
         if host.is_frozen:
             self._start_later(index, self.scheduler.now + 0.5, address)
             return
@@ -214,13 +232,17 @@ class Cluster:
         if before is not None and not before.is_buried():
             self._start_later(index, self.scheduler.now + 0.05, address)  # its guard still holds the port
             return
-        body = Body(host.name, address, f"boot-{host.name}-{host.boots}", host.workers, self.fresh)
+        serves = self.private is not None and self.private.is_on(host)
+        boot_id, plan = f"boot-{host.name}-{host.boots}", host.plan
+        body = Body(host.name, address, boot_id, plan.workers, self.fresh, plan.role, plan.node_rank, serves)
         agent = Agent(host, self._make_brain(self.plan, body), address, len(host.agents))
         host.agents.append(agent)
         self.agents.append(agent)
         self.network.at_address[address] = agent
         self.living += 1
         self.story.tell(agent.name, "starts")
+        if self.private is not None:
+            self.private.agent_starts(agent)
         agent.deliver(Begin())
 
     def fresh(self) -> str:
@@ -259,7 +281,14 @@ class Cluster:
 
     def freeze_changed(self, host: Host) -> None:
         """A host runs no longer, or runs again."""
+        if self.private is not None:
+            self.private.freeze_changed(host)
         self.invariants.check_worlds()
+
+    def agent_is_gone(self, agent: Agent) -> None:
+        """An agent process is no more, however it ended."""
+        if self.private is not None:
+            self.private.agent_is_gone(agent)
 
     def node_named(self, agent: Agent, before: str) -> None:
         """An agent has a node id, or a new one."""
@@ -315,7 +344,10 @@ class Cluster:
     def _written(self, revision: int, changes: tuple[Change, ...]) -> None:
         if self.story.kept:
             self._tell_changes(revision, changes)
-        self.invariants.written(self.etcd.performing, changes)
+        if self.etcd.performing is self.people.client:
+            self.invariants.written_by_people(changes)
+        else:
+            self.invariants.written(self.etcd.performing, changes)
         if self.invariants.closed is not None and self.closed_at is None:
             self.closed_at = self.scheduler.now
         record = self.invariants.round
@@ -407,7 +439,7 @@ class Cluster:
             self.scheduler.after(fault.for_s, self._store_back, fault.leases)
 
     def _store_back(self, leases: Leases) -> None:
-        if not self.etcd.up:
+        if not self.etcd.up and (self.private is None or self.private.can_run()):
             self.etcd.start(leases)
 
     def _leader_changes(self, host: Host, fault: Fault) -> None:
@@ -436,7 +468,8 @@ class Cluster:
 
     def _join(self, host: Host, fault: Fault) -> None:
         if len(self.hosts) < 2 * len(self.plan.hosts) + 2:
-            new = self._add_host(HostClock(fault.at * 7.0 + 100.0, 1.0 + 5e-5), 1 + fault.other % 3)
+            clock = HostClock(fault.at * 7.0 + 100.0, 1.0 + 5e-5)
+            new = self._add_host(HostPlan(workers=1 + fault.other % 3, clock=clock))
             self._start_later(new.index, self.scheduler.now)
 
     def _leave(self, host: Host, fault: Fault) -> None:
@@ -451,6 +484,25 @@ class Cluster:
     def _restore(self, host: Host, fault: Fault) -> None:
         self.invariants.is_restored = True
         self.etcd.restore()
+
+    def _answers_slow(self, host: Host, fault: Fault) -> None:
+        if (agent := host.agent) is not None:
+            agent.client.answers_take_s = fault.delay_s
+            self.scheduler.after(fault.for_s, setattr, agent.client, "answers_take_s", 0.0)
+
+    def _peers_slow(self, host: Host, fault: Fault) -> None:
+        one, other = host.index, fault.other % len(self.hosts)
+        self.network.slow(one, other, fault.delay_s)
+        self.scheduler.after(fault.for_s, self.network.slow, one, other, 0.0)
+
+    def _garbage(self, host: Host, fault: Fault) -> None:
+        self.people.write_garbage()
+
+    def _key_deleted(self, host: Host, fault: Fault) -> None:
+        self.people.delete_registration(host)
+
+    def _user_stops(self, host: Host, fault: Fault) -> None:
+        self.people.stop_run()
 
     def heal(self) -> None:
         """Nothing is wrong any more, and enough nodes are there."""
@@ -468,6 +520,7 @@ class Cluster:
         for agent in self.agents:
             if agent.lives:
                 agent.client.set_cut(False)
+                agent.client.answers_take_s = 0.0
                 agent.thaw_all()
         for worker in self.invariants.alive():
             worker.is_stalled = False
@@ -499,4 +552,9 @@ _STRIKE: dict[Kind, Callable[[Cluster, Host, Fault], None]] = {
     Kind.LEAVE: Cluster._leave,
     Kind.SNAPSHOT: Cluster._snapshot,
     Kind.RESTORE: Cluster._restore,
+    Kind.ANSWERS_SLOW: Cluster._answers_slow,
+    Kind.PEERS_SLOW: Cluster._peers_slow,
+    Kind.GARBAGE: Cluster._garbage,
+    Kind.KEY_DELETED: Cluster._key_deleted,
+    Kind.USER_STOPS: Cluster._user_stops,
 }

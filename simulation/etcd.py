@@ -187,11 +187,22 @@ class Etcd:
         """Keep what stands now."""
         self._snapshot = (self.keys.copy(), self.revision)
 
+    def begin_anew(self) -> None:
+        """Another cluster, with nothing in it."""
+        before, self.keys = self.keys, MemoryKeys()
+        self.keys.version, self.keys.members = before.version, before.members
+        self.keys.next_lease = before.next_lease
+        self.revision = self.keys.revision
+        self.story.tell("etcd", "begins anew, with nothing in it")
+        self.start(Leases.KEPT)
+
     def restore(self) -> None:
         """Go back to the snapshot: revisions fall."""
         if self._snapshot is None:
             return
+        next_lease = self.keys.next_lease
         self.keys, self.revision = self._snapshot[0].copy(), self._snapshot[1]
+        self.keys.next_lease = next_lease
         self.story.tell("etcd", f"is restored from a snapshot: revision {self.revision}")
         self._renew_all()
         for client in self.clients:
@@ -226,6 +237,10 @@ class Client:
         self._etcd = etcd
         self.name = name
         self.cut = False  # nothing goes through, in either direction
+        self.host_is_cut = False  # the same, between this host and the one that the store is on
+        self.answers_take_s = 0.0  # more than the way
+        self.heard_at = etcd.scheduler.now  # when an answer last came
+        self.longest_silence_s = 0.0  # before one came
         self.refused = False  # where it is cut: by a refusal, at once
         self.closed = False
         self._held: list[Asked] = []  # sent into a cut way: the kernel may yet deliver it
@@ -234,7 +249,7 @@ class Client:
     @property
     def reaches(self) -> bool:
         """Whether what is sent now arrives."""
-        return self._etcd.up and not self.cut
+        return self._etcd.up and not self.cut and not self.host_is_cut
 
     def ask(self, request: Request, timeout_s: float, answered: Answered, trap: Trap | None = None) -> None:
         """Send a request, into a trap perhaps."""
@@ -283,10 +298,13 @@ class Client:
             return
         slow = etcd.weather.answer_slow and etcd.dice.random() < etcd.weather.answer_slow
         way_s = etcd.weather.slow.draw(etcd.dice) if slow else self._way()
-        etcd.scheduler.after(way_s, self._hear, asked, answer)
+        etcd.scheduler.after(way_s + self.answers_take_s, self._hear, asked, answer)
 
     def _hear(self, asked: Asked, answer: Answer | StoreError) -> None:
         if self.reaches and not self.closed:
+            if asked.answered is not None:
+                self.longest_silence_s = max(self.longest_silence_s, self.silent_for())
+                self.heard_at = self._etcd.scheduler.now
             asked.close(answer)
 
     def _give_up(self, asked: Asked) -> None:
@@ -337,6 +355,16 @@ class Client:
         """Cut the way, or mend it."""
         self.cut, self.refused = cut, refused
         self.lose_way() if cut else self.find_way()
+
+    def silent_for(self) -> float:
+        """For how long no answer has come."""
+        return self._etcd.scheduler.now - self.heard_at
+
+    def set_host_cut(self, cut: bool) -> None:
+        """Cut the way between its host and the store's, or mend it."""
+        if cut != self.host_is_cut:
+            self.host_is_cut = cut
+            self.lose_way() if cut else self.find_way()
 
 
 class Watching:

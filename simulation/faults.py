@@ -35,6 +35,11 @@ class Kind(Enum):
     LEAVE = "leave"  # SIGTERM
     SNAPSHOT = "snapshot"  # of the store
     RESTORE = "restore"  # of the store, to the snapshot
+    ANSWERS_SLOW = "answers slow"  # of the store, to one host
+    PEERS_SLOW = "peers slow"  # two hosts
+    GARBAGE = "garbage"  # somebody writes under the run's keys
+    KEY_DELETED = "key deleted"  # a registration, by hand; its lease goes on
+    USER_STOPS = "user stops"  # the run
 
 
 class Snag(Enum):
@@ -66,6 +71,7 @@ class Fault(NamedTuple):
     for_s: float = 0.0  # how long it lasts; where somebody dies, how long until the next agent starts there
     leases: Leases = Leases.KEPT
     hard: bool = False  # STORE_*: silence, not refusals; WORKER_FAILS: a signal; AGENT_CRASHES: same address again
+    delay_s: float = 0.0  # *_SLOW: how long an answer or a message takes
 
     def __str__(self) -> str:
         return f"{self.at:.2f} s: {self.kind.value}, host {self.host}, {self.for_s:.2f} s"
@@ -89,6 +95,8 @@ WEIGHTS = {
     Kind.LEAVE: 2,
 }
 
+
+_RARE = {Kind.ANSWERS_SLOW: 0.2, Kind.PEERS_SLOW: 0.2, Kind.GARBAGE: 0.1, Kind.KEY_DELETED: 0.1, Kind.USER_STOPS: 0.03}
 
 _WRITES = (
     ("round", '"forming"'),
@@ -164,3 +172,14 @@ def draw_faults(
         )
         faults.append(Fault(at, kind, one, other, for_s, dice.choice(list(Leases)), dice.random() < 0.5))
     return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def draw_rare(dice: random.Random, *, hosts: int, from_s: float, to_s: float, lease_s: float) -> tuple[Fault, ...]:
+    """What happens in few runs: ways that are slow for a while, and what people do to the run's keys."""
+    faults = []
+    for kind, chance in _RARE.items():
+        while dice.random() < chance:
+            one, other = dice.randrange(hosts), dice.randrange(hosts)
+            for_s, delay_s = dice.uniform(0.5, 3.0) * lease_s, lease_s * dice.choice((0.1, 0.2, 0.24, 0.4, 0.6))
+            faults.append(Fault(dice.uniform(from_s, to_s), kind, one, other, for_s, delay_s=delay_s))
+    return tuple(faults)

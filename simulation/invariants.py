@@ -14,10 +14,12 @@ from dlaunch.rendezvous.records import (
     AssignRecord,
     Kind,
     Malformed,
+    NodeRecord,
     Phase,
     ReportRecord,
     RoundRecord,
     read_assign,
+    read_node,
     read_report,
     read_round,
 )
@@ -55,6 +57,7 @@ class Invariants:
         self._assigns: dict[str, dict[str, AssignRecord]] = defaultdict(dict)  # by nonce and node
         self._reports: dict[str, list[ReportRecord]] = defaultdict(list)  # of this round, by node
         self._owners: dict[str, Client | None] = {}  # of every node id that ever was
+        self._nodes: dict[str, NodeRecord] = {}  # of every node id that ever was
         self._agents: dict[str, Agent] = {}  # by node id
         self._alive: dict[int, set[Worker]] = defaultdict(set)  # by round
         self._started: set[tuple[str, int, int]] = set()  # node id, round, local rank
@@ -181,6 +184,12 @@ class Invariants:
             if change.key == keys.round and change.value is not None:
                 self._see_round(read_round(change.key, change.value))
 
+    def written_by_people(self, changes: tuple[Change, ...]) -> None:
+        """What no agent wrote: it counts only where a registration is gone."""
+        for change in changes:
+            if change.value is None and change.key.startswith(self._keys.nodes):
+                self._see_node(None, change)
+
     def _see_report(self, change: Change) -> None:
         if change.value is None:
             return
@@ -199,6 +208,7 @@ class Invariants:
             self.registered.discard(node_id)
             self._has_lapsed = self._has_lapsed or node_id in self.members
             return
+        self._nodes[node_id] = read_node(change.key, change.value)
         again = node_id not in self.registered and node_id in self._owners
         self.registered.add(node_id)
         if self._owners.setdefault(node_id, client) is not client:
@@ -235,14 +245,14 @@ class Invariants:
 
     def _check_lapse(self, record: RoundRecord) -> None:
         """Whoever is said to be lost because of its lease has no worker that lives."""
-        lapsed = {member for member in self.members if member not in self.registered and member not in self._reports}
+        if LAPSE not in record.reason:
+            return
+        named = {member for member, assign in self.members.items() if f"node {assign.host} " in record.reason}
+        lost = named - self.registered or named  # of several agents on one host, those that have no lease
         for worker in self._alive[record.number]:
-            if worker.node_id in lapsed and _counts(worker) and LAPSE in record.reason:
-                name = worker.starter.host.name
-                if f"node {name} " in record.reason:
-                    raise Violation(
-                        "promises", f"{name} is said to be lost by its lease, and its rank {worker.rank} lives"
-                    )
+            name = worker.starter.host.name
+            if _counts(worker) and worker.node_id in lost:
+                raise Violation("promises", f"{name} is said to be lost by its lease, and its rank {worker.rank} lives")
 
     def _check_step(self, before: RoundRecord, record: RoundRecord) -> None:
         one = (before.number, before.phase.order)
@@ -292,8 +302,30 @@ class Invariants:
         worlds = {(member.world_size, member.group_world_size) for member in members}
         if worlds != {(base, len(members))}:
             raise Violation("1 ranks", f"round {record.number}: {worlds} for {base} workers on {len(members)} nodes")
-        if len({member.host for member in members}) < len(members):
-            return  # two agents on one host: unusual, and allowed
+        self._check_roles(record, members)
+        self._check_wishes(record, members)
+
+    def _check_roles(self, record: RoundRecord, members: list[AssignRecord]) -> None:
+        """Ranks within a role are contiguous too, in the order of the ranks."""
+        base: dict[str, int] = defaultdict(int)
+        for member in members:
+            role = self._nodes[member.node_id].role
+            if member.role_base_rank != base[role]:
+                raise Violation("1 ranks", f"round {record.number}: {member.node_id} begins at {base[role]} of {role}")
+            base[role] += member.local_world_size
+        for member in members:
+            if member.role_world_size != base[self._nodes[member.node_id].role]:
+                raise Violation("1 ranks", f"round {record.number}: {member.node_id} has a wrong world of its role")
+
+    def _check_wishes(self, record: RoundRecord, members: list[AssignRecord]) -> None:
+        """Of those that wish for a group rank, the one that came first has it."""
+        for member in sorted(members, key=lambda member: member.node_id, reverse=True):
+            wish = self._nodes[member.node_id].node_rank
+            if wish is None or wish >= len(members):
+                continue
+            there = self._nodes[members[wish].node_id]
+            if there.node_rank != wish or there.node_id > member.node_id:
+                raise Violation("1 ranks", f"{there.node_id} has the rank {wish} that {member.node_id} wishes for")
 
     def _check_closed(self, record: RoundRecord) -> None:
         ending = record.ending

@@ -37,20 +37,20 @@ class Job:
         self.scheduler, self.dice, self.weather, self.network = scheduler, dice, weather, network
         self.needed_s = needed_s
         self.done_s = 0.0
-        self.worlds: dict[int, World] = {}  # by round
+        self.worlds: dict[int, World] = {}  # by the port at which it meets: after a restore there may be two of a round
         self.whole: list[WholeWorld] = []
 
     def worker_started(self, worker: Worker) -> None:
         """A worker joins the world of its round."""
-        number = worker.assignment.round
-        world = self.worlds.get(number)
-        if world is None or world.is_over():
-            world = self.worlds[number] = World(self, worker.assignment.world_size)
+        port = worker.assignment.meeting_port
+        world = self.worlds.get(port)
+        if world is None:
+            world = self.worlds[port] = World(self, worker.assignment.world_size)
         world.add(worker)
 
     def worker_ended(self, worker: Worker) -> None:
         """A worker leaves it, however it ended."""
-        self.worlds[worker.assignment.round].remove(worker)
+        self.worlds[worker.assignment.meeting_port].remove(worker)
 
 
 class World:
@@ -72,10 +72,6 @@ class World:
             self.whole_at = job.scheduler.now
             job.whole.append(WholeWorld(worker.assignment.round, self.size, self.whole_at))
             self._finish = job.scheduler.after(max(0.01, job.needed_s - job.done_s), self._done)
-
-    def is_over(self) -> bool:
-        """Whether nothing of it runs any more: a world of that number again is another one, after a restore."""
-        return self._is_broken and not self.running
 
     def remove(self, worker: Worker) -> None:
         """A worker has ended: the others are done too, or have lost a peer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from dlaunch.rendezvous.values import Peer
@@ -48,6 +49,8 @@ class Network:
         self.at_address: dict[str, Party] = {}  # who listens there, or was the last to do so
         self.follows: dict[Party, Follow] = {}
         self._cuts: dict[tuple[int, int], int] = {}  # how many faults cut the way between two hosts
+        self._slow: dict[tuple[int, int], float] = {}  # what messages between two hosts take
+        self.when_cut_or_mended: list[Callable[[], None]] = []
         self._held: list[tuple[Party, str, Peer, dict[str, Any]]] = []
 
     def is_cut(self, one: int, other: int) -> bool:
@@ -57,6 +60,7 @@ class Network:
     def cut(self, one: int, other: int) -> None:
         """Silence between two hosts."""
         self._cuts[_pair(one, other)] = self._cuts.get(_pair(one, other), 0) + 1
+        self._tell()
 
     def mend(self, one: int, other: int) -> None:
         """The way is open again, as far as this cut goes; some of what was sent meanwhile arrives now."""
@@ -64,16 +68,26 @@ class Network:
         left = self._cuts.pop(pair, 0) - 1
         if left > 0:
             self._cuts[pair] = left
+        self._tell()
         held, self._held = self._held, []
         for sender, node_id, peer, message in held:
             if self.dice.random() < RESENT:
                 self.send(sender, node_id, peer, message)
+
+    def _tell(self) -> None:
+        for call in self.when_cut_or_mended:
+            call()
+
+    def slow(self, one: int, other: int, delay_s: float) -> None:
+        """Messages between two hosts take so long; 0: as ever."""
+        self._slow[_pair(one, other)] = delay_s
 
     def mend_all(self) -> None:
         """All ways are open."""
         for one, other in tuple(self._cuts):
             while self.is_cut(one, other):
                 self.mend(one, other)
+        self._slow.clear()
 
     def send(self, sender: Party, node_id: str, peer: Peer, message: dict[str, Any]) -> None:
         """Send a message: it may be lost, and it is not repeated."""
@@ -84,7 +98,8 @@ class Network:
             if len(self._held) < 100:
                 self._held.append((sender, node_id, peer, message))
         elif not (self.weather.peer_lost and self.dice.random() < self.weather.peer_lost):
-            self.scheduler.after(self.way(), self._arrive, there, peer.node_id, node_id, message)
+            way_s = self.way() + self._slow.get(_pair(sender.place, there.place), 0.0)
+            self.scheduler.after(way_s, self._arrive, there, peer.node_id, node_id, message)
 
     def _arrive(self, there: Party, meant: str, sender: str, message: dict[str, Any]) -> None:
         if there.node_id == meant:

@@ -20,6 +20,7 @@ from .starter import Starter
 
 if TYPE_CHECKING:
     from .cluster import Brain, Cluster
+    from .plan import HostPlan
 
 STARTER_WAKES_S = 0.02  # a host that was frozen: how long its starter may take to look at the deadline
 HOST_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -28,9 +29,9 @@ HOST_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class Host:
     """A machine: its clock, its power, and who runs on it."""
 
-    def __init__(self, cluster: Cluster, index: int, clock: HostClock, workers: int, name: str = "") -> None:
-        self.cluster, self.index, self.clock, self.workers = cluster, index, clock, workers
-        self.name = name or (HOST_NAMES[index] if index < len(HOST_NAMES) else f"H{index}")
+    def __init__(self, cluster: Cluster, index: int, plan: HostPlan) -> None:
+        self.cluster, self.index, self.clock, self.plan = cluster, index, plan.clock, plan
+        self.name = plan.name or (HOST_NAMES[index] if index < len(HOST_NAMES) else f"H{index}")
         self.scheduler = cluster.scheduler
         self.has_power = True
         self.agents: list[Agent] = []  # all that ever ran here
@@ -379,6 +380,7 @@ class Agent:
         network = self.host.cluster.network
         network.follow(self, None)
         network.wake_followers(self)
+        self.host.cluster.agent_is_gone(self)
 
     def _bury(self) -> None:
         if self.starter is not None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dlaunch.rendezvous.records import Join, RunSettings
 
 from .clock import HostClock
-from .faults import Fault, Trap, draw_faults, draw_outage, draw_traps
+from .faults import Fault, Trap, draw_faults, draw_outage, draw_rare, draw_traps
 from .weather import FAIR, Weather, draw_weather
 
 
@@ -19,6 +19,8 @@ class HostPlan(NamedTuple):
     workers: int = 2
     name: str = ""  # empty: a letter; two of one name are one host to the run
     clock: HostClock = HostClock(1000.0)
+    role: str = "default"
+    node_rank: int | None = None  # the group rank that it wishes for
 
 
 class Plan(NamedTuple):
@@ -34,6 +36,7 @@ class Plan(NamedTuple):
     needed_s: float = 10.0  # of training with a whole world
     heals_at: float = 0.0  # from then on nothing is wrong any more
     timeout_s: float = 600.0  # --rdzv-timeout
+    store_on: int | None = None  # the host that runs a private etcd; None: the etcd is elsewhere
 
 
 SETTINGS = RunSettings(
@@ -41,8 +44,44 @@ SETTINGS = RunSettings(
 )
 
 
+PRIVATE_TIMEOUT_S = 20.0  # --rdzv-timeout of runs with a private etcd: for so long is it waited for in vain
+
+
 def draw_plan(seed: int, agents: int = 5) -> Plan:
     """The run of a seed, with up to so many agents: mostly few, for that is where most faults hurt."""
+    return _with_rare(draw_plain_plan(seed, agents))
+
+
+def _with_rare(plan: Plan) -> Plan:
+    """A plan with what few runs have: roles, wishes, hosts that are set aside, two agents on one host, a private etcd,
+    and what people do to the run's keys.
+    """
+    dice = random.Random(f"{plan.seed}:rare")
+    count, lease_s = len(plan.hosts), plan.settings.lease_ttl_s
+    roles, wishes, twins = dice.random() < 0.3, dice.random() < 0.3, dice.random() < 0.1
+    hosts = tuple(
+        host._replace(
+            role=dice.choice(("actor", "learner")) if roles else host.role,
+            node_rank=dice.choice((None, *range(count))) if wishes else None,
+            name="A" if twins and index < 2 else host.name,
+        )
+        for index, host in enumerate(plan.hosts)
+    )
+    settings = plan.settings._replace(
+        max_node_failures=dice.choice((None, None, 1, 2)),
+        cool_down_s=dice.choice((1.0, 5.0, 600.0)),
+        restart_window_s=dice.choice((None, None, None, 5.0)),
+    )
+    faults = plan.faults + draw_rare(dice, hosts=count, from_s=0.0, to_s=plan.heals_at, lease_s=lease_s)
+    timeout_s = dice.choice((*(plan.timeout_s,) * 9, 5.0))
+    plan = plan._replace(hosts=hosts, settings=settings, faults=faults, timeout_s=timeout_s)
+    if dice.random() < 0.15:
+        plan = plan._replace(store_on=0, timeout_s=PRIVATE_TIMEOUT_S, etcd=("3.5.1", 1))
+    return plan
+
+
+def draw_plain_plan(seed: int, agents: int = 5) -> Plan:
+    """The run of a seed without what is rare."""
     dice = random.Random(f"{seed}:plan")
     count = (
         min(agents, dice.choice((1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 4, 4, 4, 5)))

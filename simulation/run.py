@@ -110,7 +110,8 @@ def _introduce(plan: Plan) -> str:
     return (
         f"seed {plan.seed}: {len(plan.hosts)} hosts ({hosts}); {settings.min_nodes} to {settings.max_nodes} nodes, "
         f"lease {settings.lease_ttl_s:g} s, outage limit {settings.outage_limit_s:g} s, "
-        f"{settings.max_restarts} restarts, {plan.needed_s:.1f} s of training; {plan.weather}"
+        f"{settings.max_restarts} restarts, {plan.needed_s:.1f} s of training"
+        f"{'' if plan.store_on is None else ', a private etcd on the first host'}; {plan.weather}"
     )
 
 

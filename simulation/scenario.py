@@ -5,9 +5,10 @@ In all of them a lease lasts 5 s, the outage limit is 20 s, and the weather is f
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dlaunch.outcome import RunState
+from dlaunch.rendezvous.records import Join
 
 from .clock import HostClock
 from .cluster import Result
@@ -80,6 +81,17 @@ def _plan(
     )
 
 
+def _with(plan: Plan, **settings: Any) -> Plan:
+    """The same plan with other settings of the run."""
+    return plan._replace(settings=plan.settings._replace(**settings))
+
+
+def _of_roles(plan: Plan, *hosts: tuple[str, int | None]) -> Plan:
+    """The same plan with a role and a wished rank for each host."""
+    pairs = zip(plan.hosts, hosts, strict=True)
+    return plan._replace(hosts=tuple(host._replace(role=role, node_rank=rank) for host, (role, rank) in pairs))
+
+
 def _snag(key: str, value: str, snag: Snag, for_s: float = 1.0) -> Plan:
     """A worker fails, and one write on the way to the next round meets a snag."""
     fails = Fault(5.0, Kind.WORKER_FAILS, B, hard=True)
@@ -89,6 +101,7 @@ def _snag(key: str, value: str, snag: Snag, for_s: float = 1.0) -> Plan:
 _LONG, _ALWAYS = 15.0, 150.0  # three leases; longer than the outage limit and the run
 _AWAY = Fault(5.0, Kind.STORE_AWAY, for_s=_LONG, hard=True, leases=Leases.LAPSED)
 _B_CUT_OFF = Fault(5.0, Kind.STORE_CUT, B, for_s=_LONG, hard=True)
+_STORE_REFUSES_B = Fault(5.5, Kind.STORE_CUT, B, for_s=_LONG)
 _FAILED = End(2, 1, ("failed",))
 
 SCENARIOS: dict[str, Scenario] = {
@@ -96,6 +109,11 @@ SCENARIOS: dict[str, Scenario] = {
     "a newcomer does not fence a vouched member": Scenario(
         "B loses the store, is vouched for, its lease runs out; C comes and has promised nothing",
         _plan(_B_CUT_OFF, Fault(8.0, Kind.JOIN), needed_s=40.0),
+        End(),
+    ),
+    "a spare does not fence members that vouch for each other": Scenario(
+        "A and B lose the store, and their leases run out; the spare C alone sees it, and has promised nothing",
+        _plan(_B_CUT_OFF, _B_CUT_OFF._replace(host=A), hosts=3, needed_s=40.0),
         End(),
     ),
     "a spare out of reach does not stop training": Scenario(
@@ -217,6 +235,16 @@ SCENARIOS: dict[str, Scenario] = {
         _plan(_AWAY._replace(for_s=40.0), needed_s=40.0),
         End(2, 0, ("",), sizes=(4, 4)),
     ),
+    "the store is back for a moment only": Scenario(
+        "it is slow, and away again before anybody has registered: until they have, members go on being vouched for",
+        _plan(
+            _AWAY._replace(for_s=8.0),
+            *(Fault(12.0, Kind.ANSWERS_SLOW, host, for_s=_LONG, delay_s=0.6) for host in (A, B)),
+            _AWAY._replace(at=14.9, for_s=9.0),
+            needed_s=40.0,
+        ),
+        End(),
+    ),
     "a failure while the store is away": Scenario(
         "it waits for the store: no round without a swap",
         _plan(_AWAY._replace(for_s=8.0), Fault(7.0, Kind.WORKER_FAILS, B, hard=True), needed_s=20.0),
@@ -254,6 +282,148 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         End(4, 0, ("failed", "lost"), problem="restored from an older state"),
     ),
+    # --- what is slow: deadlines count from when something was asked for ---
+    "a renewal whose answer is slow": Scenario(
+        "each renewal of B is answered 1.2 s late; then B is silent: its workers die before its lease has run out",
+        _plan(
+            Fault(4.0, Kind.ANSWERS_SLOW, B, for_s=_LONG, delay_s=1.2),
+            Fault(7.0, Kind.HOST_CUT, B, for_s=_LONG),
+            hosts=3,
+            needed_s=30.0,
+        ),
+        End(2, 0, ("lost",), sizes=(4, 4)),
+    ),
+    "a vouch that is read late": Scenario(
+        "the agent of B stands still while its vouch comes; when it runs again, A is out of its reach",
+        _plan(
+            Fault(4.0, Kind.PEERS_SLOW, A, B, for_s=_ALWAYS, delay_s=0.5),
+            _STORE_REFUSES_B,
+            Fault(8.3, Kind.AGENT_FREEZES, B, for_s=1.9),
+            Fault(9.5, Kind.PEERS_CUT, A, B, for_s=_LONG),
+            hosts=3,
+            needed_s=40.0,
+        ),
+        End(2, 0, ("lost",), sizes=(4, 4)),
+    ),
+    "a promise that comes late": Scenario(
+        "C promises A over a slow way, which is cut then; D leaves, so C lists as soon as its promise is over",
+        _plan(
+            Fault(4.0, Kind.PEERS_SLOW, A, C, for_s=_ALWAYS, delay_s=1.6),
+            _STORE_REFUSES_B,
+            Fault(8.7, Kind.PEERS_CUT, A, C, for_s=_LONG),
+            Fault(14.0, Kind.LEAVE, D, for_s=_ALWAYS),
+            hosts=4,
+            most=3,
+            needed_s=30.0,
+        ),
+        End(3, 0, ("lost", "join"), sizes=(6, 4, 6)),
+    ),
+    # --- who takes part ---
+    "two spares take two places": Scenario(
+        "neighbours are killed at once: for the second one its lease has to run out, as who follows it is dead",
+        _plan(
+            Fault(5.0, Kind.AGENT_CRASHES, B, for_s=_ALWAYS),
+            Fault(5.0, Kind.AGENT_CRASHES, C, for_s=_ALWAYS),
+            hosts=5,
+            most=3,
+            least=3,
+            needed_s=20.0,
+        ),
+        End(2, 0, ("lost",), within_s=7.0, sizes=(6, 6)),
+    ),
+    "a node that comes waits for the next restart": Scenario(
+        "--join at-restart: it is taken in when a worker fails",
+        _with(
+            _plan(Fault(5.0, Kind.JOIN, other=1), Fault(12.0, Kind.WORKER_FAILS, A), hosts=1, needed_s=20.0),
+            join=Join.AT_RESTART,
+        ),
+        End(2, 1, ("failed",), sizes=(2, 4)),
+    ),
+    "nodes that come one by one are taken in together": Scenario(
+        "--join 3: each of three comes less than 3 s after the one before",
+        _with(
+            _plan(*(Fault(5.0 + 2.0 * n, Kind.JOIN, other=1) for n in range(3)), hosts=1, most=4, needed_s=20.0),
+            join=Join.SETTLE,
+            join_settle_s=3.0,
+        ),
+        End(2, 0, ("joins",), sizes=(2, 8)),
+    ),
+    "a node that was not ready in time comes in once it is": Scenario(
+        "B is registered when the round begins to run, and hears of it only then",
+        _plan(needed_s=10.0, traps=(Trap("nodes/", '"host":"B"', Snag.ANSWER_LOST),)),
+        End(2, 0, ("joins",), sizes=(2, 4)),
+    ),
+    "a node leaves while the round forms": Scenario(
+        "it was counted on, and is not waited for",
+        _plan(Fault(0.4, Kind.LEAVE, B, for_s=_ALWAYS), hosts=3, most=3, least=2, needed_s=10.0),
+        End(sizes=(4,)),
+    ),
+    "a host whose workers fail again and again is set aside": Scenario(
+        "--max-node-failures 2: after the second one the spare takes its place",
+        _with(
+            _plan(*(Fault(at, Kind.WORKER_FAILS, B, hard=True) for at in (5.0, 8.0)), hosts=3, needed_s=20.0),
+            max_node_failures=2,
+        ),
+        End(3, 2, ("failed", "failed"), sizes=(4, 4, 4)),
+    ),
+    "roles, and ranks that are wished for": Scenario(
+        "C wishes for the first place, B for one that there is not; A and C are of one role",
+        _of_roles(_plan(hosts=3, most=3, needed_s=5.0), ("actor", None), ("learner", 7), ("actor", 0)),
+        End(sizes=(6,)),
+    ),
+    "too few nodes come": Scenario(
+        "--rdzv-timeout 6: the run ends, and says so",
+        _plan(least=3, most=3, hosts=2)._replace(timeout_s=6.0),
+        End(state=RunState.FAILED),
+    ),
+    # --- the run's keys ---
+    "a user stops the run": Scenario(
+        "by a key", _plan(Fault(5.0, Kind.USER_STOPS)), End(stops=("wants it to end",), state=RunState.INTERRUPTED)
+    ),
+    "a node that is to leave finds that the run has ended": Scenario(
+        "the agent of B stands still while it is asked to leave, loses its lease, and a user stops the run",
+        _plan(
+            Fault(5.0, Kind.AGENT_FREEZES, B, for_s=10.0),
+            Fault(6.0, Kind.LEAVE, B, for_s=_ALWAYS),
+            Fault(6.5, Kind.USER_STOPS),
+        ),
+        End(stops=("wants it to end",), state=RunState.INTERRUPTED),
+    ),
+    "a registration is deleted by hand": Scenario(
+        "its lease goes on, so nothing is proved; it is written again",
+        _plan(Fault(5.0, Kind.KEY_DELETED, B), needed_s=20.0),
+        End(),
+    ),
+    "garbage under the run's keys": Scenario(
+        "before the first agent comes and while the job runs: it is named, and left out",
+        _plan(
+            *(Fault(0.01 * n, Kind.GARBAGE) for n in range(40)),
+            *(Fault(5.0 + 0.01 * n, Kind.GARBAGE) for n in range(40)),
+            Fault(6.0, Kind.WORKER_FAILS, B, hard=True),
+            needed_s=20.0,
+        ),
+        _FAILED,
+    ),
+    # --- a private etcd ---
+    "the host of the private etcd dies": Scenario(
+        "the others train on up to the outage limit, stop, and give up; users start the run anew",
+        _plan(Fault(5.0, Kind.POWER_FAILS, A, for_s=_ALWAYS), hosts=3, needed_s=60.0)._replace(
+            store_on=A, timeout_s=10.0, etcd=("3.5.1", 1)
+        ),
+        End(2, 0, ("joins",), problem="out of reach"),
+    ),
+    "the host of the private etcd is silent for a while": Scenario(
+        "no other host reaches it: the others vouch for each other, as for any store that is away",
+        _plan(
+            Fault(5.0, Kind.STORE_AWAY, for_s=_LONG, hard=True, leases=Leases.LAPSED), hosts=3, needed_s=40.0
+        )._replace(store_on=A, etcd=("3.5.1", 1)),
+        End(),
+    ),
+    "a run with a private etcd ends": Scenario(
+        "its host stays until the others have read how",
+        _plan(hosts=4, most=3, needed_s=5.0)._replace(store_on=A, etcd=("3.5.1", 1)),
+        End(sizes=(6,)),
+    ),
     # --- one write ---
     "the proposer dies before its swap": Scenario(
         "of the stop", _snag("round", '"stopping"', Snag.DIES_BEFORE, 60.0), End(2, 0, ("failed",))
@@ -281,7 +451,11 @@ SCENARIOS: dict[str, Scenario] = {
     "a report of a round that is over": Scenario(
         "it must not count", _snag("report/1", '"failure":{', Snag.LATE, 8.0), _FAILED
     ),
-    "an ambiguous registration": Scenario("its answer is lost", _snag("nodes/", "", Snag.ANSWER_LOST), _FAILED),
+    "an ambiguous registration": Scenario(
+        "its answer is lost: it is looked up, and the node comes in after the others",
+        _snag("nodes/", "", Snag.ANSWER_LOST),
+        End(3, 1, ("joins", "failed")),
+    ),
     "assignments whose writer dies": Scenario(
         "they count only once `round` names them", _snag("assign/", "", Snag.DIES_AFTER, 0.5), End(2, 0, ("",))
     ),

@@ -171,6 +171,7 @@ class Node:
     def __init__(self, world: World, info: NodeInfo) -> None:
         self.world, self.info = world, info
         self.stopping_takes_s = 0.01
+        self.getting_ready_takes_s = LATENCY_S
         self.lags_in_leases = False  # the store's member that it asks is behind, and says so where it may
         self.refuses: Refusal = lambda _request: None  # what the store answers this node in place of an answer
         self.assignment: Assignment | None = None  # of the workers that live here
@@ -250,7 +251,7 @@ class Node:
                 self.world.at(at, self._die_at_deadline)
             case effects.OpenMeeting(number):
                 opened = events.MeetingOpened(number, self.info.host, 29500, True)
-                self.world.at(self.world.now + LATENCY_S, lambda: self.handle(opened))
+                self.world.at(self.world.now + self.getting_ready_takes_s, lambda: self.handle(opened))
             case effects.RunRound(assignment):
                 assert self.world.now < self.deadline
                 self.assignment = assignment

@@ -40,6 +40,31 @@ def test_a_read_of_an_assignment_that_failed_is_repeated_after_a_pause() -> None
     assert reads(world, spare) == 2
 
 
+def test_a_node_that_gets_ready_late_once_is_taken_in() -> None:
+    world, late = with_a_late_node()
+    late.getting_ready_takes_s = 0.001
+    world.until(lambda: late.running == 2)
+    world.run_for(60)
+    assert world.round.number == 2
+
+
+def test_a_node_that_gets_ready_late_each_time_restarts_the_job_once() -> None:
+    world, late = with_a_late_node()
+    world.run_for(300)
+    assert (world.round.number, world.round.phase, late.running) == (2, Phase.RUNNING, 0)
+
+
+def with_a_late_node() -> tuple[World, Node]:
+    """A round of one node runs; the other, which needs longer than a round waits, is not ready yet."""
+    world = World(RunSettings(1, 2, settle_s=0.1))
+    (late,) = world.join(1)
+    late.getting_ready_takes_s = 8
+    (other,) = world.join(1)
+    world.until(lambda: other.running == 1)
+    assert world.round.passed == (late.member.node_id,)
+    return world, late
+
+
 def a_spare() -> tuple[World, Node]:
     """A node that waits while the job runs without it."""
     world = World(RunSettings(1, 1, settle_s=0.1))

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from dlaunch.rendezvous import decide
+from dlaunch.rendezvous.lapses import Lapses
 from dlaunch.rendezvous.member import Member
 from dlaunch.rendezvous.proofs import Proofs
+from dlaunch.rendezvous.registration import Registration
+from dlaunch.rendezvous.store import Answer, LeaseAlive, StoreError
+from dlaunch.rendezvous.vouching import Message, ToPeer, Vouching
 from dlaunch.simulation.invariants import Violation
 from dlaunch.simulation.node import Agent
 from dlaunch.simulation.plan import draw_plan
@@ -49,14 +53,14 @@ def test_a_starter_that_keeps_no_deadline_is_found(monkeypatch: pytest.MonkeyPat
     story = SCENARIOS["a kill that is late because the agent is frozen"]
     found = simulate(story.plan).violation
     assert found is not None
-    assert found.rule == "2 barrier"
+    assert found.rule == "promises"
 
 
 @pytest.mark.parametrize(
     ("wait", "story"),
     [
         ("_promise_s", "no promise is given by a member that has failed"),
-        ("_limit", "a spare out of reach does not stop training"),
+        ("_limit", "a spare does not fence members that vouch for each other"),
     ],
 )
 def test_a_wait_that_is_left_out_is_found(wait: str, story: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +74,56 @@ def test_a_wait_that_is_left_out_is_found(wait: str, story: str, monkeypatch: py
     found = simulate(SCENARIOS[story].plan).violation
     assert found is not None
     assert found.rule in {"2 barrier", "promises"}
+
+
+def breaks(story: str) -> None:
+    """A story that ends well as the code is ends badly as it was changed."""
+    found = simulate(SCENARIOS[story].plan).violation
+    assert found is not None
+    assert found.rule in {"2 barrier", "promises"}
+
+
+def test_a_renewal_that_counts_from_its_receipt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    extend = Registration._extend
+    monkeypatch.setattr(Registration, "_extend", lambda self, _sent_at: extend(self, self._desk.now))
+    breaks("a renewal whose answer is slow")
+
+
+def test_a_vouch_that_counts_from_its_receipt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Vouching.heard_vouch
+
+    def late(self: Vouching, message: Message, now: float, *limits: float) -> float | None:
+        return heard(self, message | {"asked_at": now}, now, *limits)
+
+    monkeypatch.setattr(Vouching, "heard_vouch", late)
+    breaks("a vouch that is read late")
+
+
+def test_a_promise_that_counts_from_its_receipt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Vouching.heard_promise
+
+    def late(self: Vouching, sender: str, message: Message, now: float) -> list[ToPeer]:
+        return heard(self, sender, message | {"asked_at": now}, now)
+
+    monkeypatch.setattr(Vouching, "heard_promise", late)
+    breaks("a promise that comes late")
+
+
+def test_a_key_that_is_gone_and_is_taken_for_a_lease_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = Lapses._looked_at
+
+    def is_gone(self: Lapses, member: str, lease: int, _answer: Answer | StoreError) -> None:
+        looked_at(self, member, lease, LeaseAlive(1, 0))
+
+    monkeypatch.setattr(Lapses, "_looked_at", is_gone)
+    breaks("a registration is deleted by hand")
+
+
+def test_a_wish_for_a_rank_that_nobody_hears_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "in_rank_order", lambda nodes: sorted(nodes, key=lambda node: node.node_id))
+    found = simulate(SCENARIOS["roles, and ranks that are wished for"].plan).violation
+    assert found is not None
+    assert found.rule == "1 ranks"
 
 
 def test_a_promise_that_is_given_after_a_failure_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,8 @@ matrix: $(READY)  ## every feature of our DDP and FSDP alone and in pairs, fifty
 	$(BIN)/python -m tests.parallel.fsdp.matrix
 
 checkpoint-kills: $(READY)  ## kill a process that saves checkpoints a thousand times; no good one may be lost
-	$(BIN)/python benchmarks/checkpoint_kills.py --kills 1000 $(ARGS)
+	$(BIN)/python benchmarks/checkpoint_kills.py --kills 1000 --kind sampler $(ARGS)
+	$(BIN)/python benchmarks/checkpoint_kills.py --kills 1000 --kind stream $(ARGS)
 
 chaos: $(READY)  ## 200 seeded kills and stops of real processes; nothing may be left (SEED=1 COUNT=200)
 	$(BIN)/python benchmarks/chaos.py --seed $(or $(SEED),1) --count $(or $(COUNT),200) $(ARGS)

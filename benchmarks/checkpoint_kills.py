@@ -1,6 +1,6 @@
 """Kill a job that trains and saves, again and again, and look whether anything was ever lost.
 
-    python benchmarks/checkpoint_kills.py --kills 1000 --seed 1
+    python benchmarks/checkpoint_kills.py --kills 1000 --seed 1 --kind sampler
 
 Each life is forked from this process, which holds torch already: one process that plays all ranks of a world, or
 several real ranks with a process group, of which each writes its shard. It loads the last checkpoint, goes on through
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from checkpoint_lives import REPORT, live_alone, live_together, order_of, rows_of, weights_of
+from checkpoint_lives import KINDS, REPORT, live_alone, live_together, order_of, rows_of, weights_of
 
 from dlaunch.parallel import CollectiveError, checkpoint
 
@@ -44,7 +44,9 @@ _ITSELF, _LEFT_ALONE = 7, 8  # exit codes: it failed by itself; another rank was
 _KILLED = {-signal.SIGKILL, -signal.SIGXFSZ}
 
 
-def live(directory: Path, report: int, mode: str, seed: int, rank: int, world_size: int, store: Path) -> NoReturn:
+def live(
+    directory: Path, report: int, kind: str, mode: str, seed: int, rank: int, world_size: int, store: Path
+) -> NoReturn:
     """One process of a life; never returns."""
     rng = random.Random(seed)
     victim = rng.randrange(world_size)
@@ -57,8 +59,8 @@ def live(directory: Path, report: int, mode: str, seed: int, rank: int, world_si
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     rng = random.Random(seed + 1)  # the same on all ranks
     if world_size == 1:
-        live_alone(directory, report, rng)
-    live_together(directory, report, rng, rank, world_size, store)
+        live_alone(directory, report, rng, kind)
+    live_together(directory, report, rng, kind, rank, world_size, store)
 
 
 def die_at_call(number: int, directory: str) -> None:
@@ -88,8 +90,8 @@ def check(directory: Path, at_least: int) -> checkpoint.Checkpoint | None:
         assert torch.equal(state["weights"][name], expected), f"{name} of step {found.step} is not what was saved"
     if found.is_sharded:
         assert torch.equal(state["rows"], rows_of(found.step)), f"the shards of step {found.step} are wrong"
-    position, delivered = state["sampler"]["position"], state["delivered"].tolist()
-    expected_samples = order_of(state["sampler"]["epoch"])[:position]
+    position, delivered = state["dealer"]["position"], state["delivered"].tolist()
+    expected_samples = order_of(state["dealer"]["epoch"])[:position]
     assert sorted(delivered) == sorted(expected_samples), f"samples of step {found.step} are wrong"
     return found
 
@@ -97,22 +99,22 @@ def check(directory: Path, at_least: int) -> checkpoint.Checkpoint | None:
 class Life:
     """The processes of one life, and what they report."""
 
-    def __init__(self, directory: Path, mode: str, seed: int) -> None:
+    def __init__(self, directory: Path, kind: str, mode: str, seed: int) -> None:
         rng = random.Random(~seed)
         self.world_size = rng.choice((1, 1, 2, 3))
         self.told = b""
         self._store = tempfile.NamedTemporaryFile(prefix="kills-store")  # noqa: SIM115  -- closed with the life
         self._reading, writing = os.pipe()
-        self.pids = [self._born(directory, writing, mode, seed, rank) for rank in range(self.world_size)]
+        self.pids = [self._born(directory, writing, kind, mode, seed, rank) for rank in range(self.world_size)]
         os.close(writing)
         self._ends = [os.pidfd_open(pid) for pid in self.pids]
 
-    def _born(self, directory: Path, report: int, mode: str, seed: int, rank: int) -> int:
+    def _born(self, directory: Path, report: int, kind: str, mode: str, seed: int, rank: int) -> int:
         if (pid := os.fork()) != 0:
             return pid
         os.close(self._reading)
         try:
-            live(directory, report, mode, seed, rank, self.world_size, Path(self._store.name))
+            live(directory, report, kind, mode, seed, rank, self.world_size, Path(self._store.name))
         except CollectiveError:
             os._exit(_LEFT_ALONE)
         except BaseException as error:
@@ -160,10 +162,10 @@ def ended_badly(codes: Sequence[int]) -> bool:
     return not _KILLED & {*codes} or not {*codes} <= {*_KILLED, _LEFT_ALONE}
 
 
-def kill_once(directory: Path, mode: str, seed: int, known: int) -> tuple[checkpoint.Checkpoint | None, int]:
+def kill_once(directory: Path, kind: str, mode: str, seed: int, known: int) -> tuple[checkpoint.Checkpoint | None, int]:
     """Run and kill one life; the last good checkpoint afterwards, and how many processes there were."""
     rng = random.Random(~seed - 1)
-    life = Life(directory, mode, seed)
+    life = Life(directory, kind, mode, seed)
     try:
         life.wait({"moment": 1, "call": None, "byte": 4}[mode])  # it may be that no file is as long as the limit
         if mode == "moment":
@@ -182,6 +184,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="what deals the samples out")
     options = parser.parse_args()
     torch.set_num_threads(1)
     began, step, survived_by, found = time.monotonic(), 0, Counter[str](), None
@@ -191,7 +194,7 @@ def main() -> int:
             seed = options.seed * 1_000_003 + number
             mode = random.Random(seed).choice(MODES)
             try:
-                found, ranks = kill_once(directory, mode, seed, step)
+                found, ranks = kill_once(directory, options.kind, mode, seed, step)
             except (AssertionError, checkpoint.CheckpointError, checkpoint.DamagedCheckpointWarning) as error:
                 print(f"life {number} (seed {seed}, {mode}): {error}", file=sys.stderr)
                 return 1
@@ -199,7 +202,7 @@ def main() -> int:
             survived_by[f"{mode}, {'one process' if ranks == 1 else 'several ranks'}"] += 1
         entries = len(list(directory.iterdir()))
         epochs = found.read_state()["epochs"] if found else 0
-    summary = {"kills": options.kills, "by": dict(survived_by), "steps": step, "epochs": epochs}
+    summary = {"kills": options.kills, "kind": options.kind, "by": dict(survived_by), "steps": step, "epochs": epochs}
     print(json.dumps({**summary, "entries_left": entries, "seconds": round(time.monotonic() - began, 1)}))
     return 0
 

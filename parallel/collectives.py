@@ -3,16 +3,19 @@
 Every rank of the group must call them, in the same order. In a world of one, with or without a process group, they
 return at once. Objects travel as JSON: what came from another process is never unpickled.
 
+Each begins with one small row of numbers from every rank, which says what it called and with what: ranks that called
+different collectives, or gave tensors that do not go together, are named on every rank. (gloo itself would abort the
+process, or hang.) After such an error the group is as good as before.
+
 Each takes ``timeout_s``, how long this rank waits for the others; the process group's own time-out if ``None``.
-After an error the group is in an unknown state: end the process, or make a new group.
+After another error the group is in an unknown state: end the process, or make a new group.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -20,11 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .collective_error import told
+from .collective_opening import MAX_DIMENSIONS, Group, check_alike, device_of, opened, wait
 
 Plain: TypeAlias = "bool | int | float | str | Sequence[Plain] | Mapping[str, Plain] | None"
-Group: TypeAlias = "dist.ProcessGroup | None"
-
-_MAX_DIMENSIONS = 16
 
 
 def all_gather(tensor: Tensor, group: Group = None, timeout_s: float | None = None) -> list[Tensor]:
@@ -33,17 +34,19 @@ def all_gather(tensor: Tensor, group: Group = None, timeout_s: float | None = No
     Shapes may differ in every way, dtypes may not. The results do not carry gradients.
 
     Raises:
-        TypeError: the ranks' dtypes differ.
+        TypeError: the ranks' dtypes differ, or it is no tensor of plain numbers in memory (sparse, quantized, meta).
         CollectiveError: see ``collective_error``.
     """
+    _check_tensor("all_gather", tensor, sparse=False)
     if _is_alone(group):
         return [tensor.detach().clone()]
-    if tensor.dim() > _MAX_DIMENSIONS:
-        raise ValueError(f"a tensor of {tensor.dim()} dimensions; at most {_MAX_DIMENSIONS} can be gathered")
+    mine = _bytes_of(tensor)
     with told("all_gather", group):
-        shapes = _gathered_shapes(tensor, group, timeout_s)
+        openings = opened("all_gather", tensor.shape, tensor.dtype, group, timeout_s)
+        check_alike(openings, "dtype")
+        shapes = [opening.shape for opening in openings]
         sizes = [math.prod(shape) * tensor.element_size() for shape in shapes]
-        rows = _gathered_bytes(_bytes_of(tensor), max(sizes), group, timeout_s)
+        rows = _gathered_bytes(mine, max(sizes), group, timeout_s)
     return [
         row[:size].clone().view(tensor.dtype).reshape(shape)
         for row, size, shape in zip(rows, sizes, shapes, strict=True)
@@ -56,12 +59,18 @@ def all_reduce(
     """The ranks' tensors combined, on every rank; the one that was given stays as it is.
 
     Raises:
+        TypeError: the ranks' dtypes differ, or it has no values (meta).
+        ValueError: the ranks' shapes or operations differ.
         CollectiveError: see ``collective_error``.
     """
+    _check_tensor("all_reduce", tensor, sparse=True)
     result = tensor.detach().clone()
     if not _is_alone(group):
         with told("all_reduce", group):
-            _wait(lambda: dist.all_reduce(result, op, group, async_op=True), timeout_s)
+            openings = opened("all_reduce", tensor.shape, tensor.dtype, group, timeout_s, argument=_number_of(op))
+            for what in ("dtype", "shape", "argument"):
+                check_alike(openings, what)
+            wait(lambda: dist.all_reduce(result, op, group, async_op=True), timeout_s)
     return result
 
 
@@ -83,22 +92,24 @@ def broadcast_object(value: Plain, source: int = 0, group: Group = None, timeout
 
     Raises:
         TypeError: on the source, as for ``all_gather_object``.
-        ValueError: no such rank.
+        ValueError: no such rank, or the ranks named different ones.
         CollectiveError: see ``collective_error``.
     """
+    alone = _is_alone(group)
     if not 0 <= source < _size(group):
         raise ValueError(f"there is no rank {source} in a group of {_size(group)}")
-    if _is_alone(group):
+    if alone:
         return _as_value(_as_bytes(value))
     sends = dist.get_rank(group) == source
     origin = source if group is None else dist.get_global_rank(group, source)
-    device = _device_of(group)
+    device = device_of(group)
     data = _as_bytes(value).to(device) if sends else None
     with told("broadcast_object", group):
-        size = torch.tensor([0 if data is None else len(data)], device=device)
-        _wait(lambda: dist.broadcast(size, origin, group, async_op=True), timeout_s)
-        data = torch.empty(int(size), dtype=torch.uint8, device=device) if data is None else data
-        _wait(lambda: dist.broadcast(data, origin, group, async_op=True), timeout_s)
+        mine = torch.Size([0 if data is None else len(data)])
+        openings = opened("broadcast_object", mine, torch.uint8, group, timeout_s, argument=source)
+        check_alike(openings, "argument")
+        data = torch.empty(openings[source].shape, dtype=torch.uint8, device=device) if data is None else data
+        wait(lambda: dist.broadcast(data, origin, group, async_op=True), timeout_s)
     return _as_value(data)
 
 
@@ -114,12 +125,12 @@ def average(
         count: this rank's samples; a rank with 0 contributes nothing, and its metrics may be empty.
 
     Raises:
-        ValueError: a negative count, no samples at all, or other names on another rank.
+        ValueError: a negative count, no samples at all, a tensor of several elements, or other names on another rank.
         CollectiveError: see ``collective_error``.
     """
     if not 0 <= count < math.inf:
         raise ValueError(f"count is {count}: give the number of samples that the metrics are means of")
-    mine = {name: float(value) for name, value in metrics.items()}
+    mine = {name: _number(value, name) for name, value in metrics.items()}
     return weighted_means(_exchanged("average", [count, mine], group, timeout_s))
 
 
@@ -147,13 +158,33 @@ def barrier(group: Group = None, timeout_s: float | None = None) -> None:
     if _is_alone(group):
         return
     with told("barrier", group):
-        arrived = torch.ones(1, device=_device_of(group))
-        _wait(lambda: dist.all_reduce(arrived, group=group, async_op=True), timeout_s)
-        arrived.item()  # over NCCL the wait above was the stream's, this one is ours
+        opened("barrier", torch.Size([]), torch.uint8, group, timeout_s)
+
+
+def _number_of(op: Any) -> int:
+    is_plain = isinstance(op, dist.ReduceOp.RedOpType)  # else it has a factor of its own
+    return int(op) if is_plain else -1
+
+
+def _number(value: float | Tensor, name: str) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"metric {name!r} is a tensor of {value.numel()} elements: give its mean")
+    return float(value)
+
+
+def _check_tensor(collective: str, tensor: Tensor, *, sparse: bool) -> None:
+    if tensor.is_meta or tensor.is_quantized or (tensor.layout is not torch.strided and not sparse):
+        kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
+        raise TypeError(f"{collective} takes tensors of plain numbers in memory, and this one is {kind}")
+    if tensor.dim() > MAX_DIMENSIONS:
+        raise ValueError(f"{collective} takes tensors of at most {MAX_DIMENSIONS} dimensions, not {tensor.dim()}")
 
 
 def _is_alone(group: Group) -> bool:
-    return _size(group) == 1
+    size = _size(group)
+    if size < 1:
+        raise ValueError("this process is not in the group: only the group's own ranks call collectives in it")
+    return size == 1
 
 
 def _size(group: Group) -> int:
@@ -161,34 +192,12 @@ def _size(group: Group) -> int:
     return dist.get_world_size(group) if there else 1
 
 
-def _wait(start: Callable[[], dist.Work | None], timeout_s: float | None) -> None:
-    work = start()
-    if work is None:
-        raise RuntimeError("this process is not in the group")
-    if timeout_s is None:
-        work.wait()
-    else:
-        work.wait(timedelta(seconds=timeout_s))
-
-
-def _device_of(group: Group) -> torch.device:
-    """Where tensors must be that the group can move: the CPU wherever it has a backend for it."""
-    if "cpu:" in dist.get_backend_config(group):
-        return torch.device("cpu")
-    accelerator = dist.get_backend_config(group).partition(":")[0]
-    return torch.device(accelerator, torch.get_device_module(accelerator).current_device())
-
-
 def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _gathered_row(row: Tensor, group: Group, timeout_s: float | None) -> Tensor:
-    """One int64 row of the same length from each rank, stacked, on the CPU."""
-    here = row.to(_device_of(group))
-    rows = [torch.empty_like(here) for _ in range(dist.get_world_size(group))]
-    _wait(lambda: dist.all_gather(rows, here, group, async_op=True), timeout_s)
-    return torch.stack(rows).cpu()
+    plain = tensor.detach().resolve_conj().resolve_neg()  # bits that stand for values
+    flat = plain.contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # one element counts as contiguous with any stride, and view() wants 1
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _gathered_bytes(mine: Tensor, longest: int, group: Group, timeout_s: float | None) -> list[Tensor]:
@@ -197,18 +206,8 @@ def _gathered_bytes(mine: Tensor, longest: int, group: Group, timeout_s: float |
     padded[: len(mine)] = mine
     rows = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
     if longest:
-        _wait(lambda: dist.all_gather(rows, padded, group, async_op=True), timeout_s)
+        wait(lambda: dist.all_gather(rows, padded, group, async_op=True), timeout_s)
     return rows
-
-
-def _gathered_shapes(tensor: Tensor, group: Group, timeout_s: float | None) -> list[list[int]]:
-    dtype = str(tensor.dtype).removeprefix("torch.").encode().ljust(16, b"\0")
-    header = [tensor.dim(), *tensor.shape, *[0] * (_MAX_DIMENSIONS - tensor.dim()), *dtype]
-    rows: list[list[int]] = _gathered_row(torch.tensor(header), group, timeout_s).tolist()
-    dtypes = [bytes(row[1 + _MAX_DIMENSIONS :]).rstrip(b"\0").decode() for row in rows]
-    if len(set(dtypes)) > 1:
-        raise TypeError(f"the ranks gather tensors of different dtypes: {dtypes}")
-    return [row[1 : 1 + row[0]] for row in rows]
 
 
 def _exchanged(collective: str, value: Plain, group: Group, timeout_s: float | None) -> list[Any]:
@@ -217,8 +216,9 @@ def _exchanged(collective: str, value: Plain, group: Group, timeout_s: float | N
     if _is_alone(group):
         return [_as_value(mine)]
     with told(collective, group):
-        here = mine.to(_device_of(group))
-        sizes = _gathered_row(torch.tensor([len(mine)]), group, timeout_s).flatten().tolist()
+        here = mine.to(device_of(group))
+        openings = opened(collective, torch.Size([len(mine)]), torch.uint8, group, timeout_s)
+        sizes = [opening.shape[0] for opening in openings]
         rows = _gathered_bytes(here, max(sizes), group, timeout_s)
     return [_as_value(row[:size]) for row, size in zip(rows, sizes, strict=True)]
 

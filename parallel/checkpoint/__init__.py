@@ -9,7 +9,7 @@
         ...
         saver.save(objects, step)
 
-A checkpoint is a directory that gets its name when all of it is on the disk (``checkpoint_manifest.py``). Nothing is
+A checkpoint is a directory that gets its name when all of it is on the disk (``manifest.py``). Nothing is
 read with a pickle that could run code.
 """
 
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from ..agreement import from_first_rank, largest, rank_and_size
+from ..collective_error import told
 from .atomic_file import ChecksummedFile, sync_directory, write_durably
 from .dcp import export_dcp, import_dcp
 from .error import CheckpointError, DamagedCheckpoint, DamagedCheckpointWarning
@@ -119,10 +120,12 @@ def load(
 
     Raises:
         CheckpointError: no checkpoint is whole, or it does not fit ``into``.
+        CollectiveError: another rank died, or did not come; see ``collective_error``.
     """
     rank, world_size = rank_and_size(process_group)
     while True:
-        chosen = _chosen(Path(directory), step, rank, process_group)
+        with told("checkpoint.load", process_group):
+            chosen = _chosen(Path(directory), step, rank, process_group)
         if chosen is None:
             return None
         try:

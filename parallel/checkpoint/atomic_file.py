@@ -65,13 +65,15 @@ def write_durably(path: Path, write: Callable[[ChecksummedFile], object]) -> Wri
     return Written(file.size, file.crc32)
 
 
-def write_named_durably(path: Path, content: bytes) -> None:
-    """Create or replace ``path`` so that a reader finds all of ``content``, or what was there before."""
+def write_whole(path: Path, content: bytes) -> None:
+    """Create or replace ``path`` so that a reader finds all of ``content``, or what was there before.
+
+    Nothing is touched once the name is there: who finds it may move the directory.
+    """
     unnamed = path.with_name(f".{path.name}.{os.getpid()}.new")
     unnamed.unlink(missing_ok=True)
     write_durably(unnamed, lambda file: file.write(content))
     unnamed.rename(path)
-    sync_directory(path.parent)
 
 
 def checksum(path: Path) -> Written:

@@ -9,7 +9,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from dlaunch import clock
+
 from ..agreement import largest
+from ..collective_error import told
 
 
 class CheckpointRequest:
@@ -27,6 +30,8 @@ class CheckpointRequest:
         signals: those that ask for a checkpoint.
         process_group: the ranks of the job; the default group if ``None``.
         every: exchange the number only in every so many calls, where a step is very short.
+        settle_s: a signal that comes so soon after an answer is part of that request. The launcher signals all workers
+            of its node, a batch system all nodes, and they notice at different moments.
     """
 
     def __init__(
@@ -35,28 +40,38 @@ class CheckpointRequest:
         *,
         process_group: dist.ProcessGroup | None = None,
         every: int = 1,
+        settle_s: float = 1.0,
     ) -> None:
         self._group = process_group
         self._every = every
+        self._settle_s = settle_s
         self._calls = 0
         self._received = 0
         self._answered = 0
+        self._answered_at: float | None = None
         self._before: dict[int, Any] = {number: signal.signal(number, self._note) for number in signals}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received += 1
+        if self._answered_at is None or clock.now() - self._answered_at > self._settle_s:
+            self._received += 1
         before = self._before.get(number)
         if callable(before):
             before(number, frame)
 
     def requested(self) -> bool:
-        """Whether any rank was asked since the last time that this said so; the same answer on every rank."""
+        """Whether any rank was asked since the last time that this said so; the same answer on every rank.
+
+        Raises:
+            CollectiveError: another rank died, or did not come in time; see ``collective_error``.
+        """
         self._calls += 1
         if self._calls % self._every:
             return False
-        received = self._received  # one that comes later counts for the next call
-        asked = bool(largest([received > self._answered], self._group)[0])
-        self._answered = received
+        with told("CheckpointRequest.requested", self._group):
+            asked = bool(largest([self._received > self._answered], self._group)[0])
+        if asked:  # this answers signals that came during the exchange too: the checkpoint is yet to be taken
+            self._answered_at = clock.now()
+            self._answered = self._received
         return asked
 
     def close(self) -> None:

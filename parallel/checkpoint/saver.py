@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -14,6 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from ..agreement import from_first_rank, largest, rank_and_size
+from ..collective_error import told
+from .claim import claim, release
 from .error import CheckpointError
 from .manifest import Manifest
 from .retention import Retention
@@ -34,7 +37,8 @@ class Saver:
     the same for all ranks.
 
     Args:
-        directory: made if need be; one job at a time may save into it.
+        directory: made if need be. One job at a time may save into it: a second one is refused until this saver is
+            closed, or its process has ended.
         keep_last: how many of the last checkpoints stay; ``None`` for all.
         keep_every: besides, those whose step is a multiple of it.
         background: ``False`` to return from ``save`` only when the checkpoint is published, on every rank.
@@ -62,10 +66,12 @@ class Saver:
         self._group = process_group
         self._guard = publish_guard
         self._shard_timeout_s = shard_timeout_s
+        self._claimed = False
         self._tidied = False
         self._shared_token = ""
         self._sharded_saves = 0
         self._thread: threading.Thread | None = None
+        self._hurry = threading.Event()
         self._error: CheckpointError | None = None
 
     def save(
@@ -87,26 +93,47 @@ class Saver:
             metadata: small facts in JSON, readable without loading anything.
 
         Raises:
-            CheckpointError: the state holds what cannot be read back, or the save before this one failed (then this
-                one was not begun). Without ``background`` also for this one, on every rank.
+            CheckpointError: the state holds what cannot be read back, another job saves into the directory, or the
+                save before this one failed (then this one was not begun). Without ``background`` also for this one,
+                on every rank.
         """
         self.wait()
-        rank, world_size = rank_and_size(self._group)
-        token = self._token(rank, shared=sharded is not None)
-        if rank == 0 or sharded is not None:
-            self._start(self._taken(state, sharded, step, metadata, token, rank, world_size))
+        try:
+            self._begin(state, step, sharded, metadata)
+        except CheckpointError as error:
+            if self.background:
+                raise
+            self._error = error  # the other ranks are on their way to hear of it
         if not self.background:
             self._finish_together(step)
 
-    def _token(self, rank: int, *, shared: bool) -> str:
-        """What tells this save from every other one; ``shared``: the same on all ranks, by a collective once."""
-        if rank == 0 and not self._tidied:
+    def _begin(self, state: State | None, step: int, sharded: State | None, metadata: Mapping[str, Any] | None) -> None:
+        rank, world_size = rank_and_size(self._group)
+        refusal = self._enter_directory(in_a_group=world_size > 1) if rank == 0 else None
+        token = self._token(shared=sharded is not None)
+        if refusal is not None:
+            raise refusal
+        if rank == 0 or sharded is not None:
+            self._start(self._taken(state, sharded, step, metadata, token, rank, world_size))
+
+    def _enter_directory(self, *, in_a_group: bool) -> CheckpointError | None:
+        """Claim the directory and clear it of leftovers, once; why that may not be."""
+        if not self._claimed:
+            if (refusal := claim(self.directory, in_a_group=in_a_group)) is not None:
+                return refusal
+            self._claimed = True
+        if not self._tidied:
             remove_leftovers(self.directory)  # before any rank knows the name of the directory to write in
-        self._tidied = True
+            self._tidied = True
+        return None
+
+    def _token(self, *, shared: bool) -> str:
+        """What tells this save from every other one; ``shared``: the same on all ranks, by a collective once."""
         if not shared:
             return secrets.token_hex(8)
         if not self._shared_token:
-            number = from_first_rank([secrets.randbits(62)], self._group)[0]
+            with told("Saver.save", self._group):
+                number = from_first_rank([secrets.randbits(62)], self._group)[0]
             self._shared_token = f"{number:016x}"
         self._sharded_saves += 1
         return f"{self._shared_token}-{self._sharded_saves}"
@@ -142,7 +169,8 @@ class Saver:
 
     def _write(self, save: Save) -> None:
         try:
-            self.published = carry_out(save, self.retention, self._guard, self._shard_timeout_s) or self.published
+            published = carry_out(save, self.retention, self._guard, self._shard_timeout_s, self._hurry)
+            self.published = published or self.published
         except CheckpointError as error:
             self._error = error
         except Exception as error:  # the thread must not die silently
@@ -152,7 +180,8 @@ class Saver:
             _log.error("%s", self._error)  # now, since the next call may be far away
 
     def _finish_together(self, step: int) -> None:
-        failed_somewhere = largest([self._error is not None], self._group)[0]
+        with told("Saver.save", self._group):
+            failed_somewhere = largest([self._error is not None], self._group)[0]
         self.wait()
         if failed_somewhere:
             raise CheckpointError(f"The checkpoint of step {step} was not written: another rank failed.")
@@ -172,8 +201,17 @@ class Saver:
             raise error
 
     def close(self) -> None:
-        """The same as ``wait``; the end of a ``with`` statement calls it."""
-        self.wait()
+        """``wait``, and let other jobs save into the directory; the end of a ``with`` statement calls it.
+
+        A ``with`` statement that is left by an exception lets that one pass, whatever became of the save in flight, and
+        gives the other ranks' shards a few seconds only.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._claimed:
+                self._claimed = False
+                release(self.directory)
 
     def __enter__(self) -> Saver:
         return self
@@ -181,7 +219,12 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        self._hurry.set()
+        with contextlib.suppress(CheckpointError):  # it was logged; what the user must see is ``error``
+            self.close()
 
 
 def _checked(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ import torch
 import dlaunch
 from dlaunch import clock
 
-from .atomic_file import ChecksummedFile, sync_directory, write_durably, write_named_durably
+from .atomic_file import ChecksummedFile, sync_directory, write_durably, write_whole
 from .error import CheckpointError, DamagedCheckpoint
 from .manifest import (
     DELETING_SUFFIX,
@@ -36,6 +36,7 @@ from .reader import open_checkpoint
 from .retention import Retention
 
 PublishGuard = Callable[[], bool]
+_HURRIED_S = 5.0  # how long shards are still waited for once training has failed
 _POLL_S = 0.02  # how often the first rank looks for the others' shards; works on every shared file system
 _in_flight: set[Path] = set()  # what this process is writing, through any saver
 _naming = threading.Lock()  # two savers of a process take different numbers
@@ -60,8 +61,12 @@ class Save:
         return self.directory / partial_name(self.step, self.token)
 
 
-def carry_out(save: Save, retention: Retention, guard: PublishGuard | None, shard_timeout_s: float) -> Path | None:
+def carry_out(
+    save: Save, retention: Retention, guard: PublishGuard | None, shard_timeout_s: float, hurry: threading.Event
+) -> Path | None:
     """Write this rank's files; on the first rank also publish the checkpoint, and delete superfluous ones.
+
+    Once ``hurry`` is set, the shards of other ranks are given a few seconds more at most: these may be dead.
 
     Returns:
         The published directory; None on the other ranks.
@@ -75,7 +80,7 @@ def carry_out(save: Save, retention: Retention, guard: PublishGuard | None, shar
         if save.rank != 0:
             _write_noted_shard(save)
             return None
-        published = _publish(save, _write_all(save, shard_timeout_s), guard)
+        published = _publish(save, _write_all(save, shard_timeout_s, hurry), guard)
     except OSError as error:
         _give_up(save)
         raise _not_written(save, error) from error
@@ -112,14 +117,14 @@ def remove_leftovers(directory: Path) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _write_all(save: Save, shard_timeout_s: float) -> Manifest:
+def _write_all(save: Save, shard_timeout_s: float, hurry: threading.Event) -> Manifest:
     files = []
     if save.sharded is not None:
         files.append(_write_tree(save.partial / shard_name(0, save.world_size), save.sharded))
     if save.state is not None:
         files.append(_write_tree(save.partial / STATE_NAME, save.state))
     if save.sharded is not None:
-        files += _await_shards(save, shard_timeout_s)
+        files += _await_shards(save, shard_timeout_s, hurry)
     versions = {"dlaunch": dlaunch.__version__, "torch": str(torch.__version__)}
     return Manifest(save.step, save.world_size, tuple(files), save.metadata, versions)
 
@@ -166,22 +171,27 @@ def _write_noted_shard(save: Save) -> None:
 
 
 def _write_note(save: Save, note: Mapping[str, Any]) -> None:
-    write_named_durably(_note(save, save.rank), json.dumps(note).encode())
+    """The last thing that a rank does: from now on the first one may publish, which syncs and moves the directory."""
+    write_whole(_note(save, save.rank), json.dumps(note).encode())
 
 
-def _await_shards(save: Save, timeout_s: float) -> list[FileEntry]:
+def _await_shards(save: Save, timeout_s: float, hurry: threading.Event) -> list[FileEntry]:
     missing = set(range(1, save.world_size))
-    deadline = clock.now() + timeout_s
+    began = clock.now()
+    deadline = began + timeout_s
     files = []
     while missing:
         for rank in sorted(missing):
             if (entry := _read_note(save, rank)) is not None:
                 files.append(entry)
                 missing.remove(rank)
+        if hurry.is_set():
+            deadline = min(deadline, clock.now() + _HURRIED_S)
+            hurry = threading.Event()  # once
         if missing and clock.now() > deadline:
             raise CheckpointError(
                 f"The checkpoint of step {save.step} was not published: no shard of rank "
-                f"{', '.join(map(str, sorted(missing)))} within {timeout_s:g} s.",
+                f"{', '.join(map(str, sorted(missing)))} within {round(deadline - began, 1):g} s.",
                 f"All ranks must call save() for a sharded state, and see {save.directory} as the same directory.",
             )
         if missing:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+_SHOWS_NOTES = hasattr(BaseException, "add_note")  # Python 3.11
+
 
 def parallel_apply(
     modules: Sequence[nn.Module],
@@ -35,7 +37,7 @@ def parallel_apply(
     Raises:
         ValueError: the sequences differ in length.
         Exception: what the first of the failing replicas raised, the same object with the replica's index added to
-            its message (or, where its arguments are not just a message, to its notes).
+            its message (or, where its arguments are not just a message, to its notes, or as its cause).
     """
     kwargs_tup = [{}] * len(modules) if kwargs_tup is None else kwargs_tup
     devices = [torch.device("cpu")] * len(modules) if devices is None else devices
@@ -103,13 +105,21 @@ def _apply(state: _CallerState, replica: int, module: nn.Module, arguments: Any,
         with state.entered(replica):
             return module(*positional, **kwargs)
     except BaseException as error:
-        _name_the_replica(error, f"in replica {replica} on device {state.places[replica][0]}")
+        name_the_replica(error, f"in replica {replica} on device {state.places[replica][0]}")
         raise
 
 
-def _name_the_replica(error: BaseException, where: str) -> None:
+class InReplica(RuntimeError):
+    """Where an exception came from: its cause on Python 3.10, whose tracebacks show no notes."""
+
+
+def name_the_replica(error: BaseException, where: str, *, shows_notes: bool = _SHOWS_NOTES) -> None:
+    """Add ``where`` to what a traceback of ``error`` says; once, for a module may raise the same object again."""
     if len(error.args) == 1 and str(error) == error.args[0]:
-        error.args = (f"{error.args[0]} ({where})",)
-    else:  # a KeyError's argument is the key, an OSError's are numbers: programs read them
+        if not str(error).endswith(f"({where})"):
+            error.args = (f"{error.args[0]} ({where})",)
+    elif shows_notes:  # a KeyError's argument is the key, an OSError's are numbers: programs read them
         notes = getattr(error, "__notes__", [])
-        error.__notes__ = [*notes, where]  # what add_note does, since 3.11
+        error.__notes__ = [*notes, *([] if where in notes else [where])]  # what add_note does
+    elif error.__cause__ is None:
+        error.__cause__ = InReplica(where)

@@ -163,6 +163,7 @@ def test_a_process_that_was_replaced_does_not_publish(tmp_path: Path, caplog: py
         with pytest.raises(CheckpointError, match="may no longer speak for the job"):
             saver.wait()
     assert "may no longer speak" in caplog.text
+    saver.close()
     assert [entry.name for entry in tmp_path.iterdir()] == ["00000001-step-1"]
     saver.close()
 
@@ -262,3 +263,14 @@ def test_the_state_of_a_random_generator_includes_numpys(tmp_path: Path) -> None
     drawn = (random.random(), torch.rand(3).tolist(), numpy.random.rand(3).tolist())
     checkpoint.load(tmp_path, into={"random": checkpoint.RandomState()})
     assert (random.random(), torch.rand(3).tolist(), numpy.random.rand(3).tolist()) == drawn
+
+
+def test_a_with_statement_that_is_left_by_an_error_raises_that_error_whatever_became_of_the_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = Saver(tmp_path, publish_guard=lambda: False)
+    with caplog.at_level(logging.ERROR), pytest.raises(ZeroDivisionError), saver:
+        saver.save({"x": 1}, 1)
+        raise ZeroDivisionError
+    assert "may no longer speak" in caplog.text
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlaunch.parallel import checkpoint
+from dlaunch.parallel import PeerLost, checkpoint
 from dlaunch.parallel.checkpoint import CheckpointError
+from dlaunch.parallel.checkpoint.claim import CLAIM_NAME
+from dlaunch.parallel.checkpoint.retention import Retention
+from dlaunch.parallel.checkpoint.writer import Save, carry_out
 
 from .worlds import RankFailed, World
 
@@ -170,7 +175,84 @@ def test_a_rank_that_dies_before_its_shard_is_written_costs_that_checkpoint_only
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found.step == 1
-    assert [path.name for path in tmp_path.iterdir()] == [found.path.name]
+    assert {path.name for path in tmp_path.iterdir()} - {CLAIM_NAME} == {found.path.name}
+
+
+def test_a_rank_whose_shard_is_published_at_once_is_not_told_that_it_failed(tmp_path: Path) -> None:
+    save = Save(tmp_path, 1, "token", 1, 2, None, {"rank": 1})
+    note = save.partial / "shard-00001-of-00002.pt.json"
+
+    def publish_in_its_way(_event: str, arguments: tuple[Any, ...]) -> None:
+        is_path = bool(arguments) and isinstance(arguments[0], (str, os.PathLike))
+        if is_path and Path(arguments[0]) == save.partial and note.exists():
+            save.partial.rename(tmp_path / "00000001-step-1")
+
+    pid = os.fork()  # an audit hook stays for ever
+    if pid == 0:
+        sys.addaudithook(publish_in_its_way)
+        try:
+            carry_out(save, Retention(), None, 1.0, threading.Event())
+        except CheckpointError:
+            os._exit(1)
+        os._exit(0 if note.exists() else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def fail_while_a_peer_is_dead(rank: int, directory: str) -> str:
+    dist.barrier()
+    saver = checkpoint.Saver(directory)  # which would wait for half an hour
+    try:
+        with saver:
+            saver.save({}, 1, sharded={"rank": rank})
+            saver.wait()
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            saver.save({}, 2, sharded={"rank": rank})
+            for _ in range(100):
+                dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        return type(error).__name__
+    return "nothing"
+
+
+def test_a_rank_whose_peer_died_does_not_wait_long_for_its_shard(tmp_path: Path) -> None:
+    world = World(2)
+    try:
+        world.start(fail_while_a_peer_is_dead, str(tmp_path))
+        assert world.result(0) == "RuntimeError"
+    finally:
+        world.close()
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+def meet_a_dead_peer(rank: int, what: str, directory: str) -> str:
+    request = checkpoint.CheckpointRequest()
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls: dict[str, Callable[[], object]] = {
+        "CheckpointRequest.requested": request.requested,
+        "Saver.save": lambda: checkpoint.Saver(directory).save({}, 1, sharded={}),
+        "checkpoint.load": lambda: checkpoint.load(directory),
+    }
+    try:
+        for _ in range(100):  # what the first rank sends may fit into a buffer
+            calls[what]()
+    except PeerLost as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("what", ["CheckpointRequest.requested", "Saver.save", "checkpoint.load"])
+def test_a_dead_peer_is_told_with_the_rank_and_what_was_waited_for(tmp_path: Path, what: str) -> None:
+    world = World(2)
+    try:
+        world.start(meet_a_dead_peer, what, str(tmp_path))
+        assert world.result(0).startswith(f"rank 0 of 2: {what} failed after ")
+    finally:
+        world.close()
 
 
 def load_damaged(rank: int, directory: str) -> tuple[str, int | None]:
@@ -197,12 +279,12 @@ def test_if_one_rank_cannot_read_the_checkpoint_no_rank_goes_on(
     assert "another rank cannot read it" in second[0]
 
 
-def ask_on_one_rank(rank: int, every: int) -> list[int]:
+def ask(rank: int, asked_at: dict[int, tuple[int, ...]], every: int = 1, settle_s: float = 0.0) -> list[int]:
     before = signal.getsignal(signal.SIGUSR1)
-    request = checkpoint.CheckpointRequest(every=every)
+    request = checkpoint.CheckpointRequest(every=every, settle_s=settle_s)
     answers = []
     for step in range(12):
-        if rank == 1 and step in (2, 3, 8):
+        if step in asked_at.get(rank, ()):
             os.kill(os.getpid(), signal.SIGUSR1)
         if request.requested():
             answers.append(step)
@@ -212,8 +294,13 @@ def ask_on_one_rank(rank: int, every: int) -> list[int]:
 
 
 def test_a_signal_to_one_rank_asks_all_ranks_at_the_same_step(world_of: Callable[[int], World]) -> None:
-    assert world_of(3).run(ask_on_one_rank, 1) == [[2, 3, 8]] * 3
-    assert world_of(3).run(ask_on_one_rank, 4) == [[3, 11]] * 3
+    assert world_of(3).run(ask, {1: (2, 3, 8)}) == [[2, 3, 8]] * 3
+    assert world_of(3).run(ask, {1: (2, 3, 8)}, 4) == [[3, 11]] * 3
+
+
+def test_ranks_that_notice_one_request_at_different_steps_save_once(world_of: Callable[[int], World]) -> None:
+    assert world_of(3).run(ask, {0: (3,), 1: (2,), 2: (4,)}, 1, 60.0) == [[2]] * 3
+    assert world_of(3).run(ask, {0: (3,), 1: (2,), 2: (4,)}, 1, 0.0) == [[2, 3, 4]] * 3
 
 
 def test_a_handler_that_was_there_before_is_called_too() -> None:

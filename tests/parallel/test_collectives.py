@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dlaunch.parallel import collectives
 from dlaunch.parallel.collective_error import CollectiveError, CollectiveTimeout, PeerLost, kind_of
+from dlaunch.parallel.collective_opening import Opening, check_same_collective
 
 from .worlds import World
 
@@ -56,7 +57,96 @@ def gather_different_dtypes(rank: int) -> str:
 
 def test_tensors_of_different_dtypes_are_refused_on_every_rank(world_of: Any) -> None:
     texts = world_of(2).run(gather_different_dtypes)
-    assert texts == ["the ranks gather tensors of different dtypes: ['int64', 'float32']"] * 2
+    expected = "the ranks call all_gather with different dtypes: ['int64', 'float32'] (in order of ranks)"
+    assert texts == [expected] * 2
+
+
+Error = type[Exception]
+MISFITS: dict[str, tuple[Callable[[int], Any], Error, str]] = {
+    "shapes": (
+        lambda rank: collectives.all_reduce(torch.ones(2 + 3 * rank)),
+        ValueError,
+        "the ranks call all_reduce with different shapes: [(2,), (5,)]",
+    ),
+    "dtypes": (
+        lambda rank: collectives.all_reduce(torch.ones(2, dtype=(torch.float32, torch.float64)[rank])),
+        TypeError,
+        "the ranks call all_reduce with different dtypes: ['float32', 'float64']",
+    ),
+    "operations": (
+        lambda rank: collectives.all_reduce(torch.ones(2), (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[rank]),
+        ValueError,
+        "the ranks call all_reduce with different arguments",
+    ),
+    "sources": (
+        lambda rank: collectives.broadcast_object("x", rank),
+        ValueError,
+        "the ranks call broadcast_object with different arguments: [0, 1]",
+    ),
+    "collectives": (
+        lambda rank: collectives.barrier() if rank else collectives.all_gather_object("x"),
+        CollectiveError,
+        "in its place; all ranks must call the same collectives in the same order",
+    ),
+}
+
+
+def call_a_misfit(rank: int, name: str) -> str:
+    call, kind, _ = MISFITS[name]
+    with pytest.raises(kind) as raised:
+        call(rank)
+    assert collectives.all_gather_object(rank) == [0, 1]  # the group is as good as before
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_calls_that_do_not_go_together_are_told_on_every_rank(world_of: Any, name: str) -> None:
+    for text in world_of(2).run(call_a_misfit, name):
+        assert MISFITS[name][2] in text
+
+
+def test_a_rank_that_called_another_collective_is_named() -> None:
+    barrier = Opening("barrier", 0, (), "uint8")
+    openings = [barrier, barrier, Opening("average", 0, (7,), "uint8")]
+    with pytest.raises(CollectiveError, match="rank 1 of 3: barrier failed: rank 2 called average in its place"):
+        check_same_collective(openings, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: collectives.all_gather(torch.ones(2, 2).to_sparse()), "all_gather takes .* is torch.sparse_coo"),
+        (lambda: collectives.all_gather(torch.ones(2, device="meta")), "all_gather takes .* this one is meta"),
+        (lambda: collectives.all_reduce(torch.ones(2, device="meta")), "all_reduce takes .* this one is meta"),
+        (lambda: collectives.all_reduce(torch.ones([1] * 17)), "at most 16 dimensions, not 17"),
+        (lambda: collectives.average({"loss": torch.ones(3)}), "metric 'loss' is a tensor of 3 elements"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before_anything_is(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        call()
+
+
+def gather_lazy_bits(_rank: int) -> None:
+    number = torch.tensor([1 + 2j])
+    for tensor in (number.conj(), number.conj().imag):
+        assert all(torch.equal(gathered, tensor) for gathered in collectives.all_gather(tensor))
+
+
+def test_conjugated_and_negated_views_are_gathered_by_value(world_of: Any) -> None:
+    world_of(2).run(gather_lazy_bits)
+
+
+def call_from_outside(rank: int) -> None:
+    group = dist.new_group([0])
+    for call in COLLECTIVES.values():
+        if rank == 1:
+            with pytest.raises(ValueError, match="this process is not in the group"):
+                call(group, None)
+
+
+def test_a_rank_outside_the_group_is_told_so(world_of: Any) -> None:
+    world_of(2).run(call_from_outside)
 
 
 def exchange_objects(rank: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlaunch.parallel.dp.parallel_apply import parallel_apply
+from dlaunch.parallel.dp.parallel_apply import InReplica, name_the_replica, parallel_apply
 
 USER = ContextVar("USER", default="nobody")
 
@@ -103,6 +103,21 @@ def test_an_error_whose_arguments_programs_read_keeps_them_and_names_the_replica
         parallel_apply([Call(lambda: 0), Call(lambda: 0), raiser(error)], [(), (), ()])
     assert raised.value is error and error.args == args
     assert error.__notes__ == ["in replica 2 on device cpu"]
+
+
+def test_an_error_that_is_raised_again_names_the_replica_once() -> None:
+    for error in (ValueError("no"), KeyError("key")):
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                parallel_apply([Call(lambda: 0), raiser(error)], [(), ()])
+        assert (str(error) + str(getattr(error, "__notes__", ""))).count("in replica 1 on device cpu") == 1
+
+
+def test_where_tracebacks_show_no_notes_the_replica_is_the_cause() -> None:
+    error = KeyError("key")
+    name_the_replica(error, "in replica 1 on device cpu", shows_notes=False)
+    assert isinstance(error.__cause__, InReplica) and str(error.__cause__) == "in replica 1 on device cpu"
+    assert error.args == ("key",)
 
 
 def test_the_first_of_several_failing_replicas_is_told_after_all_have_ended() -> None:

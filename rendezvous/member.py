@@ -630,6 +630,9 @@ class Member:
             self._desk.set_timer("linger", self._desk.now + RETRY_S, lambda: self._linger(since))
 
     def _end_now(self) -> None:
+        if self._leave_asked:  # meanwhile, and that is what is waited for now
+            self._left()
+            return
         assert self._round
         assert self._round.ending
         self._shut()

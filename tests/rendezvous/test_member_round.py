@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dlaunch.rendezvous import effects, events
 from dlaunch.rendezvous.records import Phase, RunSettings, write_round
-from dlaunch.rendezvous.store import Range, Request, StoreError, Trouble, Txn
+from dlaunch.rendezvous.store import Range, Request, RevokeLease, StoreError, Trouble, Txn
 
 from .member_world import Node, World
 
@@ -52,6 +53,16 @@ def test_a_node_that_gets_ready_late_each_time_restarts_the_job_once() -> None:
     world, late = with_a_late_node()
     world.run_for(300)
     assert (world.round.number, world.round.phase, late.running) == (2, Phase.RUNNING, 0)
+
+
+def test_a_node_that_is_asked_to_leave_while_it_ends_has_left() -> None:
+    world = World(RunSettings(1, 1, settle_s=0.1))
+    (node,) = world.running(1)
+    node.finish()
+    world.until(lambda: any(isinstance(request, RevokeLease) for request in node.asked))
+    node.handle(events.Leave("the user wants it"))
+    world.until(lambda: node.has_ended)
+    assert node.ended == effects.Left()
 
 
 def with_a_late_node() -> tuple[World, Node]:

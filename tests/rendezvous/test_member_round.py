@@ -56,10 +56,12 @@ def test_a_node_that_gets_ready_late_each_time_restarts_the_job_once() -> None:
 
 
 def test_a_node_that_is_asked_to_leave_while_it_ends_has_left() -> None:
-    world = World(RunSettings(1, 1, settle_s=0.1))
-    (node,) = world.running(1)
-    node.finish()
+    world = World(RunSettings(2, 2, settle_s=0.1))
+    node, other = world.running(2)
+    for one in world.nodes:
+        one.finish()
     world.until(lambda: any(isinstance(request, RevokeLease) for request in node.asked))
+    node.handle(events.PeerGone(other.member.node_id))  # what it has to tell of that keeps it from leaving at once
     node.handle(events.Leave("the user wants it"))
     world.until(lambda: node.has_ended)
     assert node.ended == effects.Left()

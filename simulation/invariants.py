@@ -248,11 +248,12 @@ class Invariants:
         if LAPSE not in record.reason:
             return
         named = {member for member, assign in self.members.items() if f"node {assign.host} " in record.reason}
-        lost = named - self.registered or named  # of several agents on one host, those that have no lease
-        for worker in self._alive[record.number]:
+        lost = named - self.registered or named  # of several agents on one host, one of those that have no lease
+        alive = {worker.node_id: worker for worker in self._alive[record.number] if _counts(worker)}
+        if lost and lost <= alive.keys():
+            worker = alive[min(lost)]
             name = worker.starter.host.name
-            if _counts(worker) and worker.node_id in lost:
-                raise Violation("promises", f"{name} is said to be lost by its lease, and its rank {worker.rank} lives")
+            raise Violation("promises", f"{name} is said to be lost by its lease, and its rank {worker.rank} lives")
 
     def _check_step(self, before: RoundRecord, record: RoundRecord) -> None:
         one = (before.number, before.phase.order)

@@ -107,7 +107,10 @@ class Job:
         files = self.directory.worker(attempt, local_rank)
         path = files.stdout if stream == "stdout" else files.stderr
         assert path is not None
-        return path.read_bytes()
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:  # a thread of its own opens it
+            return b""
 
 
 @contextlib.contextmanager

@@ -130,7 +130,8 @@ def test_a_streamed_state_dict_is_never_whole_on_rank_0(world_of: WorldOf, size:
     (first, seen), *others = world_of(size).run(streamed, size)
     assert seen == LAYERS + 2
     assert first < 3.1  # one, a copy where rows do not go round, and the tied one
-    assert all(highest < 0.6 and number == 0 for highest, number in others)
+    assert [number for _, number in others] == [0] * len(others)
+    assert max(highest for highest, _ in others) < 0.75  # rows once more, and the last ones until gloo lets go of them
 
 
 def deferred(rank: int, size: int) -> float:

@@ -63,9 +63,9 @@ class Spool:
 
         Raises OSError when the file cannot be read: what waits is lost then, and only ``clear`` helps.
         """
+        self._move_up()  # a block that had no room in an empty front went to the back
         block = self._take_from_file(most) if self._files and not self._front.size else self._front.take(most)
-        if not (self._front.size or self._files):
-            self._front, self._back = self._back, self._front
+        self._move_up()
         return block
 
     def clear(self) -> None:
@@ -73,6 +73,10 @@ class Spool:
         while self._files:
             self._files.popleft().close()
         self._front, self._back = _Blocks(), _Blocks()
+
+    def _move_up(self) -> None:
+        if not (self._front.size or self._files):
+            self._front, self._back = self._back, self._front
 
     def _take_from_file(self, most: int) -> Block:
         block = self._files[0].take(most)

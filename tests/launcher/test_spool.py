@@ -51,6 +51,12 @@ def test_what_comes_out_is_what_went_in_in_the_same_order(
     assert per_byte(came_out) == per_byte(went_in)
 
 
+def test_a_first_block_that_has_no_room_in_front_is_there_at_once() -> None:
+    spool = Spool(memory_bytes=1)
+    spool.put("stdout", b"x")
+    assert spool.take(100) == ("stdout", b"x")
+
+
 def test_blocks_of_one_stream_are_taken_together() -> None:
     spool = Spool()
     for stream, data in (("stdout", b"a\n"), ("stdout", b"b\n"), ("stderr", b"c\n"), ("stdout", b"d\n")):

@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-launcher bench-parallel bench-faults bench-agents matrix checkpoint-kills \
+.PHONY: help setup demo test fuzz check bench bench-launcher bench-parallel bench-faults bench-agents matrix checkpoint-kills \
 	chaos chaos-nodes simulate docs clean
 
 help:  ## list the commands
@@ -29,6 +29,9 @@ demo: $(READY)  ## train a classifier on two workers, kill one on the way, see t
 
 test: $(READY)  ## run the tests (under 10 minutes on two cores; ARGS=... goes to pytest)
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(READY)  ## look at random for cases that break the property tests, which the tests play alike each time
+	$(BIN)/python -m pytest -q --hypothesis-profile=fuzz $(or $(ARGS),$$(grep -rlE '^@given' tests))
 
 check: $(READY)  ## lint, format, types, architecture
 	$(BIN)/ruff check .

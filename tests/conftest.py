@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("dlaunch", deadline=None)  # a loaded machine is no bug
+# A loaded machine is no bug. The suite plays the same cases each time; `make fuzz` looks for new ones.
+settings.register_profile("dlaunch", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, max_examples=2000)
 settings.load_profile("dlaunch")
 
 # What a shell runs in the background has these ignored, and dlaunch honours that; the tests send them.

